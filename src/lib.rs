@@ -1,0 +1,1 @@
+//! rdma-ctk: RDMA inside containers by one opt-in.

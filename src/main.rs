@@ -1,0 +1,2 @@
+//! The `rdma-ctk` program: parse, dispatch, exit code.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Tasks of the project that are more than one command.
+fn main() {}
