@@ -1,1 +1,8 @@
 //! rdma-ctk: RDMA inside containers by one opt-in.
+//!
+//! A [`request`] (what a container asks), the [`inventory`] (what the node has) and the [`policy`]
+//! (what the admin allows) go into [`grant::decide`], which answers with a grant or a refusal;
+//! [`edit`] translates a grant into what a runtime understands.
+
+pub mod inventory;
+pub mod roots;

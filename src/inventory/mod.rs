@@ -1,0 +1,7 @@
+//! What the node has: HCAs, their device nodes, ports and GIDs, GPUs, CPUs and interfaces.
+
+pub mod cpuset;
+pub mod node;
+
+pub use cpuset::CpuSet;
+pub use node::*;
