@@ -3,7 +3,9 @@
 pub mod cpuset;
 pub mod netlink_view;
 pub mod node;
+pub mod pod;
 
 pub use cpuset::CpuSet;
 pub use netlink_view::{NetlinkDevice, NetlinkPort, NetlinkView};
 pub use node::*;
+pub use pod::*;
