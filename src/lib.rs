@@ -1,8 +1,11 @@
 //! rdma-ctk: RDMA inside containers by one opt-in.
 //!
 //! A [`request`] (what a container asks), the [`inventory`] (what the node has) and the [`policy`]
-//! (what the admin allows) go into [`grant::decide`], which answers with a grant or a refusal;
-//! [`edit`] translates a grant into what a runtime understands.
+//! (what the admin allows) go into `grant::decide`, which answers with a [`grant::Grant`] or a
+//! refusal; `edit` translates a grant into what a runtime understands.
 
+pub mod grant;
 pub mod inventory;
+pub mod policy;
+pub mod request;
 pub mod roots;
