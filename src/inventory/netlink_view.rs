@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::node::{CharDev, NetnsMode, NodeType, PortState};
+use super::node::{CharDev, Interface, NetnsMode, NodeType, PortState};
 
 /// One complete reading of RDMA netlink (`RDMA_NLDEV_CMD_GET`, `PORT_GET`, `GET_CHARDEV` and
 /// `SYS_GET`), as seen from the namespace of the socket that asked.
@@ -21,6 +21,9 @@ pub struct NetlinkView {
     pub netns_mode: Option<NetnsMode>,
     /// Whether `RDMA_NLDEV_SYS_ATTR_MONITOR_MODE` says that changes are announced.
     pub monitor: bool,
+    /// Interfaces of the same namespace by rtnetlink, with their addresses, which sysfs does not
+    /// have; `None` where rtnetlink did not answer.
+    pub interfaces: Option<Vec<Interface>>,
     /// Questions that the kernel did not answer, a sentence each. A device that vanished between
     /// two questions is not one: it is absent.
     pub remarks: Vec<String>,
