@@ -4,6 +4,8 @@
 //! (what the admin allows) go into `grant::decide`, which answers with a [`grant::Grant`] or a
 //! refusal; `edit` translates a grant into what a runtime understands.
 
+#[cfg(feature = "nri")]
+pub mod daemon;
 pub mod grant;
 pub mod inventory;
 pub mod policy;

@@ -1,0 +1,3 @@
+//! What lives on: the daemon between a container runtime and the engine.
+
+pub mod records;
