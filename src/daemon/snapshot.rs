@@ -1,0 +1,296 @@
+//! The keeper of the inventory: one [`Node`] that is always at hand, made anew when an event says
+//! that something changed, and once a minute for what no event tells.
+//!
+//! Reading sysfs can take as long as a driver likes, so it happens on a blocking thread, one read
+//! at a time. A read that hangs or fails leaves the last snapshot in place; before the first one
+//! whoever asks is told that there is none, never shown an empty node.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use crate::inventory::Node;
+
+/// An event is rarely alone: a driver that loads makes dozens. So long is waited for the next one.
+pub const QUIET: Duration = Duration::from_millis(100);
+/// Events that do not end delay a read no longer than this.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// A read without any event, for what no event tells.
+pub const RESCAN: Duration = Duration::from_secs(60);
+
+/// Makes a snapshot; blocking.
+pub type Read = dyn Fn() -> Result<Node, Box<dyn std::error::Error + Send + Sync>> + Send + Sync;
+
+/// There is no inventory yet.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    /// The first read has not ended.
+    #[error("the inventory of this node is not ready: its first reading takes longer than {} s", .since.as_secs())]
+    Reading {
+        /// For how long it has been going on.
+        since: Duration,
+    },
+    /// The reads so far have failed.
+    #[error("the inventory of this node is not ready: {reason}")]
+    Failed {
+        /// Why the last one did.
+        reason: String,
+    },
+}
+
+/// The keeper; clones share one snapshot.
+#[derive(Clone)]
+pub struct Keeper {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    read: Box<Read>,
+    current: watch::Sender<Option<Arc<Node>>>,
+    changed: Notify,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    started: Instant,
+    /// When the last read that succeeded was begun.
+    read_at: Option<Instant>,
+    /// Why the last read failed.
+    failure: Option<String>,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("state", &self.inner.state).finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    /// A keeper that reads with `read`, nothing being read yet.
+    pub fn new(read: Box<Read>) -> Self {
+        let state = State { started: Instant::now(), read_at: None, failure: None };
+        Self {
+            inner: Arc::new(Inner {
+                read,
+                current: watch::Sender::new(None),
+                changed: Notify::new(),
+                state: Mutex::new(state),
+            }),
+        }
+    }
+
+    /// Something on the node has changed.
+    pub fn poke(&self) {
+        self.inner.changed.notify_one();
+    }
+
+    /// The present snapshot, if there is one.
+    pub fn now(&self) -> Option<Arc<Node>> {
+        self.inner.current.borrow().clone()
+    }
+
+    /// The present snapshot; without one, waits that long for the first.
+    pub async fn node(&self, patience: Duration) -> Result<Arc<Node>, NotReady> {
+        let mut receiver = self.inner.current.subscribe();
+        let first = timeout(patience, receiver.wait_for(Option::is_some));
+        if let Ok(Ok(node)) = first.await
+            && let Some(node) = node.as_ref()
+        {
+            return Ok(Arc::clone(node));
+        }
+        let state = self.state();
+        Err(match &state.failure {
+            Some(reason) => NotReady::Failed { reason: reason.clone() },
+            None => NotReady::Reading { since: state.started.elapsed() },
+        })
+    }
+
+    /// How old the present snapshot is; `None`: there is none.
+    pub fn age(&self) -> Option<Duration> {
+        self.state().read_at.map(|at| at.elapsed())
+    }
+
+    /// Told each time a different snapshot takes the place of the present one.
+    pub fn watch(&self) -> watch::Receiver<Option<Arc<Node>>> {
+        self.inner.current.subscribe()
+    }
+
+    /// Keeps the snapshot current, for ever.
+    pub async fn run(&self) {
+        loop {
+            self.refresh().await;
+            tokio::select! {
+                () = self.inner.changed.notified() => self.settle().await,
+                () = sleep(RESCAN) => {}
+            }
+        }
+    }
+
+    /// Waits until events have ended for a while.
+    async fn settle(&self) {
+        let begun = tokio::time::Instant::now();
+        while timeout(QUIET, self.inner.changed.notified()).await.is_ok() {
+            if begun.elapsed() >= PATIENCE {
+                break;
+            }
+        }
+    }
+
+    async fn refresh(&self) {
+        let begun = Instant::now();
+        let inner = Arc::clone(&self.inner);
+        let node = match tokio::task::spawn_blocking(move || (inner.read)()).await {
+            Ok(Ok(node)) => node,
+            Ok(Err(error)) => return self.failed(error.to_string()),
+            Err(error) => return self.failed(format!("reading it failed badly: {error}")),
+        };
+        {
+            let mut state = self.state();
+            state.read_at = Some(begun);
+            state.failure = None;
+        }
+        self.inner.current.send_if_modified(|current| {
+            if current.as_deref() == Some(&node) {
+                return false;
+            }
+            for remark in new_remarks(current.as_deref(), &node) {
+                warn!("inventory: {remark}");
+            }
+            info!(hcas = node.hcas.len(), gpus = node.gpus.len(), "inventory read");
+            *current = Some(Arc::new(node));
+            true
+        });
+        debug!(took = ?begun.elapsed(), "inventory is current");
+    }
+
+    fn failed(&self, reason: String) {
+        let mut state = self.state();
+        if state.failure.as_ref() != Some(&reason) {
+            warn!("the inventory could not be read and stays as it was: {reason}");
+        }
+        state.failure = Some(reason);
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Remarks that the last snapshot did not have.
+fn new_remarks<'a>(old: Option<&Node>, new: &'a Node) -> impl Iterator<Item = &'a String> {
+    let old = old.map(|node| node.remarks.clone()).unwrap_or_default();
+    new.remarks.iter().filter(move |remark| !old.contains(remark))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn node(remark: &str) -> Node {
+        Node { remarks: vec![remark.to_owned()], ..Node::default() }
+    }
+
+    /// A keeper that runs, and how often it has read.
+    fn running(
+        read: impl Fn(usize) -> Result<Node, String> + Send + Sync + 'static,
+    ) -> (Keeper, Arc<AtomicUsize>) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&count);
+        let keeper = Keeper::new(Box::new(move || {
+            read(counter.fetch_add(1, Ordering::SeqCst)).map_err(Into::into)
+        }));
+        let runner = keeper.clone();
+        tokio::spawn(async move { runner.run().await });
+        (keeper, count)
+    }
+
+    #[tokio::test]
+    async fn c60_a_slow_first_read_is_told_and_blocks_nobody() {
+        let (release, gate) = mpsc::channel::<()>();
+        let gate = Mutex::new(gate);
+        let (keeper, _) = running(move |_| {
+            gate.lock().unwrap().recv().unwrap();
+            Ok(node("here"))
+        });
+        let begun = Instant::now();
+        let error = keeper.node(Duration::from_millis(50)).await.unwrap_err();
+        assert!(matches!(error, NotReady::Reading { .. }), "{error}");
+        assert!(error.to_string().contains("not ready"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert_eq!((keeper.now(), keeper.age()), (None, None));
+
+        release.send(()).unwrap();
+        let first = keeper.node(Duration::from_secs(10)).await.unwrap();
+        assert_eq!(first.remarks, ["here"]);
+        assert!(keeper.age().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_failed_read_is_told_and_takes_nothing_away() {
+        let (keeper, count) = running(|n| match n {
+            0 => Err("sysfs is gone".to_owned()),
+            1 => Ok(node("first")),
+            _ => Err("sysfs is gone again".to_owned()),
+        });
+        while count.load(Ordering::SeqCst) < 1 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let error = keeper.node(Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(error, NotReady::Failed { reason: "sysfs is gone".into() });
+
+        keeper.poke();
+        assert_eq!(keeper.node(Duration::from_secs(10)).await.unwrap().remarks, ["first"]);
+        keeper.poke();
+        while count.load(Ordering::SeqCst) < 3 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(keeper.now().unwrap().remarks, ["first"]);
+    }
+
+    #[tokio::test]
+    async fn many_events_make_one_read_and_no_change_is_told() {
+        let (keeper, count) = running(|_| Ok(node("same")));
+        keeper.node(Duration::from_secs(10)).await.unwrap();
+        let mut changes = keeper.watch();
+        changes.mark_unchanged();
+        for _ in 0..50 {
+            keeper.poke();
+            sleep(Duration::from_millis(1)).await;
+        }
+        while count.load(Ordering::SeqCst) < 2 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(QUIET * 3).await;
+        assert_eq!(count.load(Ordering::SeqCst), 2);
+        assert!(!changes.has_changed().unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_no_event_tells_is_found_within_a_minute() {
+        let (keeper, _) = running(|n| Ok(node(&n.to_string())));
+        keeper.node(Duration::from_secs(1)).await.unwrap();
+        let mut changes = keeper.watch();
+        changes.mark_unchanged();
+        timeout(RESCAN * 2, changes.changed()).await.unwrap().unwrap();
+        assert_eq!(keeper.now().unwrap().remarks, ["1"]);
+    }
+
+    #[tokio::test]
+    async fn a_read_that_panics_is_a_failed_read() {
+        let (keeper, _) = running(|n| if n == 0 { panic!("a bug") } else { Ok(node("well")) });
+        while keeper.state().failure.is_none() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        keeper.poke();
+        assert_eq!(keeper.node(Duration::from_secs(10)).await.unwrap().remarks, ["well"]);
+    }
+}
