@@ -8,6 +8,8 @@
 pub mod daemon;
 pub mod grant;
 pub mod inventory;
+#[cfg(feature = "nri")]
+pub mod nri;
 pub mod policy;
 pub mod request;
 pub mod roots;

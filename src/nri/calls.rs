@@ -1,0 +1,396 @@
+//! The calls of a runtime: ttrpc's requests to a [`Plugin`]'s methods, and its answers back, each
+//! within its time and none by a panic.
+
+use super::plugin::{Configuration, Pieces, Plugin};
+use super::proto::{
+    ConfigureRequest, ConfigureResponse, Container, ContainerRequest, ContainerUpdate,
+    CreateContainerRequest, Empty, Event, PodRequest, PodSandbox, StateChangeEvent,
+    StopContainerResponse, SynchronizeRequest, SynchronizeResponse, UpdateContainerRequest,
+    UpdateContainerResponse, ValidateContainerAdjustmentRequest,
+    ValidateContainerAdjustmentResponse,
+};
+use super::session::Stage;
+use super::version::Runtime;
+use async_trait::async_trait;
+use prost::Message;
+use std::any::Any;
+use std::collections::HashMap;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::time::Instant;
+use ttrpc::r#async::{MethodHandler, Service, TtrpcContext};
+use ttrpc::proto::{Code, Request, Response};
+
+/// The plugin's service.
+const SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
+
+/// What runtimes give a request where they do not say it (before NRI 0.7).
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Likewise for a registration.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The part of a request's time after which it is answered with an error: `3 / 4`. The rest is
+/// for the way back, since a runtime that gets nothing goes on without the plugin.
+fn share(timeout: Duration) -> Duration {
+    timeout / 4 * 3
+}
+
+/// Why a call fails: the code and the text of its status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Failure(Code, String);
+
+impl From<String> for Failure {
+    fn from(text: String) -> Self {
+        // What a plugin in Go that returns an error would answer. DEADLINE_EXCEEDED must not be
+        // used: it would read as if the connection were of no use any more.
+        Self(Code::UNKNOWN, text)
+    }
+}
+
+/// The calls of one session.
+pub(super) struct Calls {
+    plugin: Arc<dyn Plugin>,
+    state: Mutex<State>,
+}
+
+struct State {
+    stage: Stage,
+    request_timeout: Duration,
+    /// Of the synchronisation: the time by which all of it has to be answered.
+    deadline: Option<Instant>,
+    /// Of the synchronisation: what goes out with the last answer.
+    updates: Vec<ContainerUpdate>,
+}
+
+/// The methods of the plugin's service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    Configure,
+    Synchronize,
+    Shutdown,
+    CreateContainer,
+    UpdateContainer,
+    ValidateContainerAdjustment,
+    StateChange,
+    /// One of those that StateChange carries where there is no call of their own.
+    Dedicated(Event),
+}
+
+const METHODS: &[(&str, Method)] = &[
+    ("Configure", Method::Configure),
+    ("Synchronize", Method::Synchronize),
+    ("Shutdown", Method::Shutdown),
+    ("CreateContainer", Method::CreateContainer),
+    ("UpdateContainer", Method::UpdateContainer),
+    ("ValidateContainerAdjustment", Method::ValidateContainerAdjustment),
+    ("StateChange", Method::StateChange),
+    ("RunPodSandbox", Method::Dedicated(Event::RunPodSandbox)),
+    ("StopPodSandbox", Method::Dedicated(Event::StopPodSandbox)),
+    ("RemovePodSandbox", Method::Dedicated(Event::RemovePodSandbox)),
+    ("PostCreateContainer", Method::Dedicated(Event::PostCreateContainer)),
+    ("StartContainer", Method::Dedicated(Event::StartContainer)),
+    ("PostStartContainer", Method::Dedicated(Event::PostStartContainer)),
+    ("PostUpdateContainer", Method::Dedicated(Event::PostUpdateContainer)),
+    ("StopContainer", Method::Dedicated(Event::StopContainer)),
+    ("RemoveContainer", Method::Dedicated(Event::RemoveContainer)),
+];
+
+impl Calls {
+    pub(super) fn new(plugin: Arc<dyn Plugin>) -> Arc<Self> {
+        let state = State {
+            stage: Stage::Connected,
+            request_timeout: REQUEST_TIMEOUT,
+            deadline: None,
+            updates: Vec::new(),
+        };
+        Arc::new(Self { plugin, state: Mutex::new(state) })
+    }
+
+    /// All methods, as ttrpc's server wants them.
+    pub(super) fn services(self: &Arc<Self>) -> HashMap<String, Service> {
+        let methods = METHODS
+            .iter()
+            .map(|(name, method)| {
+                let call = Call { name, method: *method, calls: Arc::clone(self) };
+                let call: Box<dyn MethodHandler + Send + Sync> = Box::new(call);
+                ((*name).to_owned(), call)
+            })
+            .collect();
+        HashMap::from([(SERVICE.to_owned(), Service { methods, streams: HashMap::new() })])
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far the session has come.
+    pub(super) fn stage(&self) -> Stage {
+        self.state().stage
+    }
+
+    pub(super) fn registered(&self) {
+        let mut state = self.state();
+        // Configure may have come before the answer to the registration.
+        state.stage = state.stage.max(Stage::Registered);
+    }
+
+    /// Time within which a request has an answer, whatever happens.
+    pub(super) fn patience(&self) -> Duration {
+        share(self.state().request_timeout)
+    }
+
+    /// The time for this call. `timeout` is what the caller says it will wait, in nanoseconds.
+    fn deadline(&self, method: Method, timeout: i64) -> Instant {
+        let now = Instant::now();
+        let mut state = self.state();
+        let mut allowed = state.request_timeout;
+        if let Ok(timeout @ 1..) = u64::try_from(timeout) {
+            allowed = allowed.min(Duration::from_nanos(timeout));
+        }
+        let deadline = now + share(allowed);
+        if method != Method::Synchronize {
+            return deadline;
+        }
+        // All parts of a synchronisation share the time of one request.
+        let deadline = state.deadline.map_or(deadline, |begun| begun.min(deadline));
+        state.deadline = Some(deadline);
+        deadline
+    }
+
+    /// The answer to a call. `may_fail` becomes false when silence is better than an error: for
+    /// what has happened already, and for RunPodSandbox (see [`Plugin`]).
+    async fn answer(
+        &self,
+        method: Method,
+        request: Vec<u8>,
+        may_fail: &AtomicBool,
+    ) -> Result<Vec<u8>, Failure> {
+        match method {
+            Method::Configure => self.configure(decode(request)?).await,
+            Method::Synchronize => self.synchronize(decode(request)?).await,
+            Method::Shutdown => Ok(encode(&Empty {})),
+            Method::CreateContainer => {
+                let CreateContainerRequest { pod, container } = decode(request)?;
+                let response = self
+                    .plugin
+                    .create_container(pod.unwrap_or_default(), container.unwrap_or_default())
+                    .await?;
+                Ok(encode(&response))
+            }
+            Method::UpdateContainer => {
+                let UpdateContainerRequest { pod, container, linux_resources } = decode(request)?;
+                let update = self
+                    .plugin
+                    .update_container(
+                        pod.unwrap_or_default(),
+                        container.unwrap_or_default(),
+                        linux_resources.unwrap_or_default(),
+                    )
+                    .await?;
+                Ok(encode(&UpdateContainerResponse { update }))
+            }
+            Method::ValidateContainerAdjustment => {
+                let request: ValidateContainerAdjustmentRequest = decode(request)?;
+                let verdict = self.plugin.validate_container_adjustment(request).await;
+                Ok(encode(&ValidateContainerAdjustmentResponse {
+                    reject: verdict.is_err(),
+                    reason: verdict.err().unwrap_or_default(),
+                }))
+            }
+            Method::StateChange => {
+                let StateChangeEvent { event, pod, container } = decode(request)?;
+                // One that came after this was written is none that was subscribed to.
+                let event = Event::try_from(event).unwrap_or(Event::Unknown);
+                self.event(event, pod, container, may_fail).await?;
+                Ok(encode(&Empty {}))
+            }
+            Method::Dedicated(
+                event @ (Event::RunPodSandbox | Event::StopPodSandbox | Event::RemovePodSandbox),
+            ) => {
+                let PodRequest { pod } = decode(request)?;
+                self.event(event, pod, None, may_fail).await?;
+                Ok(encode(&Empty {}))
+            }
+            Method::Dedicated(event) => {
+                let ContainerRequest { pod, container } = decode(request)?;
+                self.event(event, pod, container, may_fail).await?;
+                Ok(encode(&StopContainerResponse { update: Vec::new() }))
+            }
+        }
+    }
+
+    async fn configure(&self, request: ConfigureRequest) -> Result<Vec<u8>, Failure> {
+        let runtime =
+            Runtime::detect(&request.runtime_name, &request.runtime_version, &request.nri_version);
+        let known = runtime.events();
+        let request_timeout = millis(request.request_timeout, REQUEST_TIMEOUT);
+        self.state().request_timeout = request_timeout;
+        let label = runtime.to_string();
+        let wanted = self
+            .plugin
+            .configure(Configuration {
+                runtime,
+                config: request.config,
+                request_timeout,
+                registration_timeout: millis(request.registration_timeout, REGISTRATION_TIMEOUT),
+            })
+            .await?;
+        let events = wanted.and(known);
+        if events.is_empty() {
+            // 0 would stand for all.
+            return Err(Failure::from(format!(
+                "rdma-ctk: {label} has none of the events that are needed ({wanted})"
+            )));
+        }
+        self.state().stage = Stage::Configured;
+        tracing::info!(
+            runtime = %label,
+            events = %events,
+            request_timeout_ms = millis_of(request_timeout),
+            "configured by the runtime"
+        );
+        Ok(encode(&ConfigureResponse { events: events.bits() }))
+    }
+
+    async fn synchronize(&self, request: SynchronizeRequest) -> Result<Vec<u8>, Failure> {
+        let SynchronizeRequest { pods, containers, more } = request;
+        let first = self.state().stage < Stage::Synchronising;
+        self.state().stage = Stage::Synchronising;
+        let pieces = Pieces { first, last: !more, pods, containers };
+        let updates = self.plugin.synchronize(pieces).await?;
+        let mut state = self.state();
+        state.updates.extend(updates);
+        let mut response = SynchronizeResponse { update: Vec::new(), more };
+        if !more {
+            state.stage = Stage::Synchronised;
+            state.deadline = None;
+            response.update = std::mem::take(&mut state.updates);
+        }
+        Ok(encode(&response))
+    }
+
+    async fn event(
+        &self,
+        event: Event,
+        pod: Option<PodSandbox>,
+        container: Option<Container>,
+        may_fail: &AtomicBool,
+    ) -> Result<(), Failure> {
+        may_fail.store(event == Event::StartContainer, Ordering::Relaxed);
+        let plugin = &self.plugin;
+        let pod = pod.unwrap_or_default();
+        let container = container.unwrap_or_default();
+        match event {
+            Event::RunPodSandbox => plugin.run_pod_sandbox(pod).await,
+            Event::StopPodSandbox => plugin.stop_pod_sandbox(pod).await,
+            Event::RemovePodSandbox => plugin.remove_pod_sandbox(pod).await,
+            Event::PostCreateContainer => plugin.post_create_container(pod, container).await,
+            Event::StartContainer => plugin.start_container(pod, container).await?,
+            Event::PostStartContainer => plugin.post_start_container(pod, container).await,
+            Event::PostUpdateContainer => plugin.post_update_container(pod, container).await,
+            Event::StopContainer => plugin.stop_container(pod, container).await,
+            Event::RemoveContainer => plugin.remove_container(pod, container).await,
+            Event::Unknown
+            | Event::CreateContainer
+            | Event::UpdateContainer
+            | Event::UpdatePodSandbox
+            | Event::PostUpdatePodSandbox
+            | Event::ValidateContainerAdjustment => {}
+        }
+        Ok(())
+    }
+}
+
+/// One method, for ttrpc.
+struct Call {
+    name: &'static str,
+    method: Method,
+    calls: Arc<Calls>,
+}
+
+#[async_trait]
+impl MethodHandler for Call {
+    async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
+        let deadline = self.calls.deadline(self.method, context.timeout_nano);
+        let begun = Instant::now();
+        let may_fail = AtomicBool::new(true);
+        let answer = self.calls.answer(self.method, request.payload, &may_fail);
+        let answer = Guarded(Box::pin(answer));
+        let answer = match tokio::time::timeout_at(deadline, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(panic)) => {
+                let panic = panic_text(panic.as_ref());
+                tracing::error!(call = self.name, panic, "a call panicked");
+                excuse(&may_fail, format!("rdma-ctk: internal error: {}: {panic}", self.name))
+            }
+            Err(_) => {
+                let elapsed = millis_of(begun.elapsed());
+                tracing::error!(call = self.name, elapsed_ms = elapsed, "a call was too slow");
+                excuse(
+                    &may_fail,
+                    format!(
+                        "rdma-ctk: {}: no answer within {elapsed} ms, see the log of rdma-ctk",
+                        self.name
+                    ),
+                )
+            }
+        };
+        let mut response = Response::new();
+        match answer {
+            Ok(payload) => response.payload = payload,
+            Err(Failure(code, text)) => response.set_status(ttrpc::get_status(code, text)),
+        }
+        Ok(response)
+    }
+}
+
+fn excuse(may_fail: &AtomicBool, text: String) -> Result<Vec<u8>, Failure> {
+    if may_fail.load(Ordering::Relaxed) { Err(Failure::from(text)) } else { Ok(Vec::new()) }
+}
+
+/// A call that may panic.
+struct Guarded<'a, T>(Pin<Box<dyn Future<Output = T> + Send + 'a>>);
+
+impl<T> Future for Guarded<'_, T> {
+    type Output = Result<T, Box<dyn Any + Send>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // The future is not polled again after a panic, and the plugin's state is its own matter.
+        match catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(cx))) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason given")
+}
+
+fn decode<M: Message + Default>(request: Vec<u8>) -> Result<M, Failure> {
+    // Takes the bytes to be rid of them before the plugin works on what they say.
+    M::decode(request.as_slice())
+        .map_err(|e| Failure(Code::INVALID_ARGUMENT, format!("rdma-ctk: malformed request: {e}")))
+}
+
+fn encode(message: &impl Message) -> Vec<u8> {
+    message.encode_to_vec()
+}
+
+fn millis(said: i64, otherwise: Duration) -> Duration {
+    match u64::try_from(said) {
+        Ok(said @ 1..) => Duration::from_millis(said),
+        _ => otherwise,
+    }
+}
+
+fn millis_of(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
