@@ -202,6 +202,21 @@ pub enum PortState {
     ActiveDefer,
 }
 
+impl PortState {
+    /// The state of that `enum ib_port_state`.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::Nop,
+            1 => Self::Down,
+            2 => Self::Init,
+            3 => Self::Armed,
+            4 => Self::Active,
+            5 => Self::ActiveDefer,
+            _ => return None,
+        })
+    }
+}
+
 impl fmt::Display for PortState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -231,6 +246,33 @@ pub enum NodeType {
     Usnic,
     /// 7: EFA.
     Unspecified,
+}
+
+impl NodeType {
+    /// The type of that `enum rdma_node_type`.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Self::Ca,
+            2 => Self::Switch,
+            3 => Self::Router,
+            4 => Self::Rnic,
+            5 | 6 => Self::Usnic,
+            7 => Self::Unspecified,
+            _ => return None,
+        })
+    }
+
+    /// The kernel's word for it, as sysfs prints it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ca => "CA",
+            Self::Switch => "switch",
+            Self::Router => "router",
+            Self::Rnic => "RNIC",
+            Self::Usnic => "usNIC",
+            Self::Unspecified => "unspecified",
+        }
+    }
 }
 
 /// Who serves an HCA (`enum rdma_driver_id`; where the kernel tells none, the name of the driver

@@ -1,0 +1,129 @@
+//! GPUs of the node, and how near each HCA is to each of them.
+
+use std::path::Path;
+
+use super::attribute::{Folder, Reader};
+use super::interface::hexadecimal;
+use super::node::{Gpu, Hca, PciAddress, Relation};
+use super::pci::{self, Place, Seat};
+
+const NVIDIA: u32 = 0x10de;
+const AMD: u32 = 0x1002;
+
+/// A GPU and its place in the tree.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) gpu: Gpu,
+    pub(super) place: Place,
+}
+
+/// Reads every PCI function's class, and the rest of those that are GPUs. The NUMA node is left
+/// to the caller.
+pub(super) fn gpus(reader: &mut Reader, sys: &Folder, proc: &Path) -> Vec<Found> {
+    let base = "bus/pci/devices";
+    let Some(functions) = reader.folder(sys, base) else { return Vec::new() };
+    let mut found = Vec::new();
+    for name in reader.names(&functions) {
+        let Ok(pci) = name.parse::<PciAddress>() else { continue };
+        let class = reader.parsed(&functions, &format!("{name}/class"), HEX, hexadecimal);
+        if !class.is_some_and(may_be_gpu) {
+            continue;
+        }
+        let vendor = reader.parsed(&functions, &format!("{name}/vendor"), HEX, hexadecimal);
+        let Some(vendor @ (NVIDIA | AMD)) = vendor else { continue };
+        // A virtual function of a GPU is a virtual machine's, not a container's.
+        if reader.link(&functions, &format!("{name}/physfn")).is_some() {
+            continue;
+        }
+        let Some(place) =
+            reader.link(&functions, &name).and_then(|target| Place::of_link(base, &target))
+        else {
+            continue;
+        };
+        let vendor = u16::try_from(vendor).unwrap_or_default();
+        found.push(Found { gpu: Gpu { pci, vendor, numa: None, minor: None, uuid: None }, place });
+    }
+    found.sort_by_key(|found| found.gpu.pci);
+    if !found.is_empty() {
+        join_nvidia(reader, proc, &mut found);
+    }
+    found
+}
+
+const HEX: &str = "a hexadecimal number";
+
+/// VGA controller, 3D controller, processing accelerator (`pci_ids.h`).
+fn may_be_gpu(class: u32) -> bool {
+    matches!(class >> 8, 0x0300 | 0x0302 | 0x1200)
+}
+
+/// Adds what NVIDIA's driver says in `driver/nvidia/gpus/*/information`.
+fn join_nvidia(reader: &mut Reader, proc: &Path, found: &mut [Found]) {
+    let Some(folder) = reader.open(&proc.join("driver/nvidia/gpus")) else { return };
+    for name in reader.names(&folder) {
+        let Ok(pci) = name.parse::<PciAddress>() else { continue };
+        let Some(found) = found.iter_mut().find(|found| found.gpu.pci == pci) else { continue };
+        let Some(text) = reader.text(&folder, &format!("{name}/information")) else { continue };
+        (found.gpu.minor, found.gpu.uuid) = information(text);
+    }
+}
+
+/// Device minor and UUID. Before a GPU was first used its UUID reads `GPU-????????-…`.
+fn information(text: &str) -> (Option<u32>, Option<String>) {
+    let field = |wanted: &str| {
+        text.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            (name.trim() == wanted).then(|| value.trim())
+        })
+    };
+    let uuid = field("GPU UUID").filter(|uuid| !uuid.is_empty() && !uuid.contains('?'));
+    (field("Device Minor").and_then(|minor| minor.parse().ok()), uuid.map(str::to_owned))
+}
+
+/// How near each HCA of `hcas` that has a place is to each GPU.
+pub(super) fn relations<'a>(
+    hcas: impl Iterator<Item = (&'a Hca, &'a Place)>,
+    gpus: &[Found],
+) -> Vec<Relation> {
+    hcas.flat_map(|(hca, place)| {
+        gpus.iter().map(move |found| Relation {
+            hca: hca.name.clone(),
+            gpu: found.gpu.pci,
+            nearness: pci::nearness(
+                Seat { place, numa: hca.numa },
+                Seat { place: &found.place, numa: found.gpu.numa },
+            ),
+        })
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpus_information_is_read_by_field() {
+        let text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\n\
+                    GPU UUID: \t GPU-2a1b3c4d-0000-1111-2222-333344445555\n\
+                    Bus Location: \t 0000:1b:00.0\nDevice Minor: \t 3\n";
+        let uuid = "GPU-2a1b3c4d-0000-1111-2222-333344445555".to_owned();
+        assert_eq!(information(text), (Some(3), Some(uuid)));
+        assert_eq!(information("GPU UUID: GPU-????????-????-????-????-????????????"), (None, None));
+        assert_eq!(information("nonsense"), (None, None));
+    }
+
+    #[test]
+    fn a_gpu_is_a_display_or_an_accelerator() {
+        for (class, expected) in [
+            (0x0003_0000, true),
+            (0x0003_0200, true),
+            (0x0012_0000, true),
+            (0x0002_0700, false),
+            (0x0006_0400, false),
+            (0x0003_8000, false),
+        ] {
+            assert_eq!(may_be_gpu(class), expected, "{class:06x}");
+        }
+    }
+}
