@@ -142,6 +142,7 @@ class Container:
     privileged: bool = False
     cpuset: str = ""
     cpus: float = 0                               # the limit in CPUs; 0 is none
+    shares: int = 102                             # the request: 1024 is a CPU
 
     def config(self, network):
         sec = (data(1, strings(1, self.add) + strings(2, self.drop)) + num(2, self.privileged)
@@ -151,7 +152,7 @@ class Container:
         if not self.privileged:                   # what kubelet sends by default
             sec += strings(13, ["/proc/kcore", "/proc/keys", "/sys/firmware"])
             sec += strings(14, ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"])
-        res = num(1, 100000) + num(2, int(self.cpus * 100000)) + num(3, 102)
+        res = num(1, 100000) + num(2, int(self.cpus * 100000)) + num(3, self.shares)
         if self.cpuset:
             res += data(6, self.cpuset)
         return (data(1, data(1, self.name)) + data(2, data(1, self.image)) + strings(3, self.cmd)

@@ -1,0 +1,40 @@
+//! The test machine of `integration/`, and the programs that are tested in it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+
+use crate::process::{cargo, succeed};
+
+/// The project's folder.
+pub fn root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here)
+}
+
+/// Install what the machine needs and build its image; instant when that was done before.
+pub fn set_up() -> anyhow::Result<()> {
+    succeed(&mut Command::new(root().join("integration/setup")))
+}
+
+/// Build the programs as users get them; the folder that holds them.
+pub fn build() -> anyhow::Result<PathBuf> {
+    succeed(&mut cargo(&["build", "--release", "--bins"]))?;
+    // xtask itself lies at TARGET/debug/xtask, wherever the target folder is.
+    let this = std::env::current_exe().context("cannot tell the path of xtask")?;
+    let target = this.ancestors().nth(2).context("xtask is not in a target folder")?;
+    Ok(target.join("release"))
+}
+
+/// `integration/vm run` with the test scripts at `/mnt/e2e` and the programs at `/mnt/bin`.
+pub fn run(programs: &Path, options: &[&str], command: &[&str]) -> Command {
+    let mut vm = Command::new(root().join("integration/vm"));
+    vm.arg("run")
+        .arg(format!("--share=e2e={}", root().join("integration/e2e").display()))
+        .arg(format!("--share=bin={}", programs.display()))
+        .args(options)
+        .arg("--")
+        .args(command);
+    vm
+}
