@@ -3,6 +3,11 @@
 //! Annotations, claims and vendors' keys are tenant input. They are parsed here, once, into a
 //! [`Request`]; nothing later sees their text except to quote it.
 
+pub mod capability;
+pub mod quantity;
+
+pub mod nearest;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -248,7 +253,9 @@ impl EnvFamily {
 }
 
 /// Value of `netns`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum NetnsRequest {
     /// Whatever needs no move.
@@ -267,7 +274,9 @@ pub enum NetnsRequest {
 }
 
 /// Value of `smc`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum SmcMethod {
     /// Plain TCP stays plain TCP.
