@@ -1,7 +1,7 @@
 //! The calls of a runtime: ttrpc's requests to a [`Plugin`]'s methods, and its answers back, each
 //! within its time and none by a panic.
 
-use super::plugin::{Configuration, Pieces, Plugin};
+use super::plugin::{Configuration, Mishap, Pieces, Plugin};
 use super::proto::{
     ConfigureRequest, ConfigureResponse, Container, ContainerRequest, ContainerUpdate,
     CreateContainerRequest, Empty, Event, PodRequest, PodSandbox, StateChangeEvent,
@@ -327,11 +327,13 @@ impl MethodHandler for Call {
             Ok(Err(panic)) => {
                 let panic = panic_text(panic.as_ref());
                 tracing::error!(call = self.name, panic, "a call panicked");
+                self.calls.plugin.mishap(self.name, Mishap::Panic);
                 excuse(&may_fail, format!("rdma-ctk: internal error: {}: {panic}", self.name))
             }
             Err(_) => {
                 let elapsed = millis_of(begun.elapsed());
                 tracing::error!(call = self.name, elapsed_ms = elapsed, "a call was too slow");
+                self.calls.plugin.mishap(self.name, Mishap::Late);
                 excuse(
                     &may_fail,
                     format!(

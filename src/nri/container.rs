@@ -54,7 +54,6 @@ pub fn carrier(runtime: &Runtime, limits: RuntimeLimits) -> Carrier {
         cpuset: can(runtime.can.cpuset, Feature::Cpuset),
         unified: can(runtime.can.unified, Feature::Unified),
         memlock_ceiling: limits.ceiling,
-        ..Carrier::default()
     }
 }
 
@@ -68,7 +67,6 @@ pub fn pod(sandbox: &PodSandbox) -> Pod {
         runtime_handler: sandbox.runtime_handler.clone(),
         labels: sandbox.labels.clone(),
         host_network: network(sandbox, None) == Network::Host,
-        ..Pod::default()
     }
 }
 
@@ -173,8 +171,7 @@ fn allows_all(resources: &LinuxResources) -> bool {
         .iter()
         .filter(|rule| matches!(rule.r#type.as_str(), "" | "a"))
         .filter(|rule| any(&rule.major) && any(&rule.minor))
-        .filter(|rule| rule.access.is_empty() || rule.access.contains("rw"))
-        .next_back()
+        .rfind(|rule| rule.access.is_empty() || rule.access.contains("rw"))
         .is_some_and(|rule| rule.allow)
 }
 
@@ -260,7 +257,9 @@ fn group_path(parent: &str) -> PathBuf {
 fn parent_of(own: &str) -> PathBuf {
     match own.split_once(':') {
         Some((slice, _)) => group_path(slice),
-        None => Path::new(own.trim_start_matches('/')).parent().unwrap_or(Path::new("")).into(),
+        None => {
+            Path::new(own.trim_start_matches('/')).parent().map(PathBuf::from).unwrap_or_default()
+        }
     }
 }
 

@@ -19,6 +19,6 @@ mod session;
 mod tests;
 pub mod version;
 
-pub use plugin::{Configuration, Identity, IdentityError, Pieces, Plugin};
+pub use plugin::{Configuration, Identity, IdentityError, Mishap, Pieces, Plugin};
 pub use session::{Reason, SessionEnd, Stage, serve};
 pub use version::{Can, Events, Feature, Runtime};

@@ -138,10 +138,24 @@ pub trait Plugin: Send + Sync + 'static {
         Ok(())
     }
 
+    /// A call of that name went wrong in this way, and was answered in the session's words.
+    fn mishap(&self, call: &'static str, mishap: Mishap) {
+        let _ = (call, mishap);
+    }
+
     /// A session has ended; [`Self::configure`] begins the next.
     fn session_ended(&self, end: &SessionEnd) {
         let _ = end;
     }
+}
+
+/// How a call went wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mishap {
+    /// It panicked.
+    Panic,
+    /// Its time was up before it was done.
+    Late,
 }
 
 /// How a plugin calls itself.
