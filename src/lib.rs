@@ -8,6 +8,7 @@
 pub mod daemon;
 pub mod grant;
 pub mod inventory;
+pub mod netlink;
 #[cfg(feature = "nri")]
 pub mod nri;
 pub mod policy;

@@ -19,7 +19,9 @@ pub mod node;
 mod numa;
 mod pci;
 pub mod pod;
+pub mod rdma_netlink;
 mod role;
+pub mod rtnetlink;
 mod sysfs;
 #[cfg(test)]
 mod tests;
