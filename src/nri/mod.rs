@@ -12,13 +12,19 @@ mod plugin;
 #[rustfmt::skip]
 pub mod proto;
 mod calls;
+mod connect;
+mod launch;
 #[cfg(any(test, feature = "scripted-runtime"))]
 pub mod scripted;
 mod session;
+mod standby;
 #[cfg(test)]
 mod tests;
 pub mod version;
 
+pub use connect::{Options, RunError, run};
+pub use launch::{LaunchError, Launched};
 pub use plugin::{Configuration, Identity, IdentityError, Mishap, Pieces, Plugin};
 pub use session::{Reason, SessionEnd, Stage, serve};
+pub use standby::{Lock, LockError};
 pub use version::{Can, Events, Feature, Runtime};

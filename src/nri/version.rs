@@ -409,3 +409,185 @@ impl fmt::Display for Events {
         write!(f, "{:#x}", self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Feature; 17] = [
+        F::Devices,
+        F::Mounts,
+        F::Env,
+        F::Cpuset,
+        F::Unified,
+        F::Rlimits,
+        F::Cdi,
+        F::Sysctl,
+        F::NetDevices,
+        F::MemoryPolicy,
+        F::RlimitsVisible,
+        F::UserVisible,
+        F::CdiVisible,
+        F::PodIps,
+        F::Validation,
+        F::RequiredPlugins,
+        F::DedicatedCalls,
+    ];
+
+    /// The features beyond those of every version, one letter each.
+    fn letters(can: Can) -> String {
+        let said = [
+            ('l', can.rlimits),
+            ('c', can.cdi),
+            ('s', can.sysctl),
+            ('n', can.net_devices),
+            ('m', can.memory_policy),
+            ('L', can.rlimits_visible),
+            ('U', can.user_visible),
+            ('C', can.cdi_visible),
+            ('I', can.pod_ips),
+            ('v', can.validation),
+            ('r', can.required_plugins),
+            ('d', can.dedicated_calls),
+        ];
+        said.into_iter().filter(|(_, has)| *has).map(|(letter, _)| letter).collect()
+    }
+
+    #[test]
+    fn each_version_of_each_runtime() {
+        for (name, version, nri, features) in [
+            ("containerd", "1.7.0", "0.3.0", ""),
+            ("containerd", "1.7.6", "0.3.0", ""),
+            ("containerd", "1.7.7", "0.4.0", "l"),
+            ("containerd", "1.7.13", "0.4.0", "l"),
+            ("containerd", "1.7.14", "0.6.0", "l"),
+            ("containerd", "1.7.15", "0.6.0", "l"),
+            ("containerd", "1.7.16", "0.6.1", "l"),
+            ("containerd", "1.7.24~ds1", "0.6.1", "l"),
+            ("containerd", "1.7.25", "0.6.1", "l"),
+            ("containerd", "1.7.26", "0.8.0", "l"),
+            ("containerd", "1.7.29", "0.8.0", "l"),
+            ("containerd", "1.7.30", "0.8.0", "lc"),
+            ("containerd", "v1.7.34-k3s1", "0.8.0", "lc"),
+            ("containerd", "2.0.0", "0.8.0", "l"),
+            ("containerd", "2.0.11", "0.8.0", "l"),
+            ("containerd", "2.1.0", "0.8.0", "lcI"),
+            ("containerd", "2.1.9+unknown", "0.8.0", "lcI"),
+            ("containerd", "2.2.0", "0.10.0", "lcIvr"),
+            ("containerd", "2.2.1", "0.11.0", "lcsnIvr"),
+            ("containerd", "2.2.7", "0.11.0", "lcsnIvr"),
+            ("containerd", "2.3.0", "0.12.0", "lcsnmLUCIvrd"),
+            ("containerd", "2.3.4-gke.1", "0.12.0", "lcsnmLUCIvrd"),
+            ("containerd", "2.4.0-beta.0", "0.12.1", "lcsnmLUCIvrd"),
+            ("containerd", "3.0.0", "0.12.1", "lcsnmLUCIvrd"),
+            ("cri-o", "1.26.0", "0.2.0", ""),
+            ("cri-o", "1.27.3", "0.3.0", ""),
+            ("cri-o", "1.28.0", "0.3.0", ""),
+            ("cri-o", "1.29.0", "0.5.0", "l"),
+            ("cri-o", "1.30.0", "0.6.0", "l"),
+            ("cri-o", "1.31.5", "0.6.1", "l"),
+            ("cri-o", "1.32.0", "0.9.0", "lI"),
+            ("cri-o", "1.33.1", "0.9.0", "lI"),
+            ("cri-o", "1.34.0", "0.10.0", "lcIvr"),
+            ("cri-o", "1.35.0", "0.11.0", "lcsnIvr"),
+            ("cri-o", "1.36.0", "0.11.0", "lcsnLUIvr"),
+            ("cri-o", "1.37.0", "0.12.0", "lcsnmLUIvrd"),
+            ("docker", "29.2.0", "0.11.0", ""),
+            ("docker", "29.7.1", "0.11.0", ""),
+            ("docker", "29.7.2", "0.12.1", "d"),
+        ] {
+            let runtime = Runtime::detect(name, version, "");
+            assert_eq!(runtime.nri.to_string(), nri, "{name} {version}");
+            assert_eq!(letters(runtime.can), features, "{name} {version}");
+            let basic = name != "docker";
+            let Can { devices, mounts, env, cpuset, unified, .. } = runtime.can;
+            assert_eq!([devices, cpuset, unified], [basic; 3], "{name} {version}");
+            assert_eq!([mounts, env], [true; 2], "{name} {version}");
+        }
+    }
+
+    #[test]
+    fn what_is_told_comes_first() {
+        let nri = |version, nri| Runtime::detect("containerd", version, nri).nri;
+        assert_eq!(nri("2.1.9", "v0.12.2"), Version(0, 12, 2));
+        assert_eq!(nri("2.1.9", "0.9.1-0.20260101-abcdef"), Version(0, 9, 1));
+        for none in ["", "(devel)", "0.0.0-unknown", "v0.0.0", "devel", "1"] {
+            assert_eq!(nri("2.1.9", none), Version(0, 8, 0), "{none}");
+            assert_eq!(nri("(devel)", none), Version(0, 6, 1), "{none}");
+        }
+    }
+
+    #[test]
+    fn unknown_runtimes_are_judged_by_their_nri() {
+        for (name, version, nri, features) in [
+            ("containerd", "0.0.0-dev", "", "l"),
+            ("containerd", "1.6.0", "", ""),
+            ("containerd", "(devel)", "0.12.2", "lcsnmLUIvrd"),
+            ("another", "1.0.0", "", "l"),
+            ("another", "1.0.0", "0.3.0", ""),
+            ("another", "1.0.0", "0.11.0", "lcsnIvr"),
+            ("docker", "dev", "", ""),
+            ("docker", "dev", "0.12.2", "d"),
+        ] {
+            let runtime = Runtime::detect(name, version, nri);
+            assert_eq!(letters(runtime.can), features, "{name} {version} {nri}");
+        }
+    }
+
+    #[test]
+    fn every_feature_has_one_row() {
+        for feature in ALL {
+            assert_eq!(FEATURES.iter().filter(|row| row.feature == feature).count(), 1);
+            assert_eq!(feature.row().feature, feature);
+        }
+        assert_eq!(FEATURES.len(), ALL.len());
+    }
+
+    #[test]
+    fn needs_name_the_version() {
+        for (feature, text) in [
+            (F::Rlimits, "resource limits through NRI need containerd 1.7.7 or CRI-O 1.29"),
+            (F::Cdi, "CDI devices through NRI need containerd 2.1 (1.7.30 for 1.7) or CRI-O 1.34"),
+            (F::Sysctl, "sysctls through NRI need containerd 2.2.1 or CRI-O 1.35"),
+            (F::CdiVisible, "CDI devices in NRI requests need containerd 2.3"),
+            (
+                F::Env,
+                "environment variables through NRI need containerd 1.7 or CRI-O 1.26 or Docker 29.2",
+            ),
+        ] {
+            assert_eq!(feature.needs(), text);
+        }
+    }
+
+    #[test]
+    fn tables_ascend() {
+        for pair in NRI.windows(2) {
+            let [(kind, version, nri), (next_kind, next_version, next_nri)] = pair else {
+                unreachable!()
+            };
+            if kind == next_kind {
+                assert!(version < next_version && nri < next_nri, "{version} {nri}");
+            }
+        }
+    }
+
+    #[test]
+    fn versions_as_vendors_write_them() {
+        for (text, version) in [
+            ("1.7.24~ds1", Some(Version(1, 7, 24))),
+            ("v2.1.9", Some(Version(2, 1, 9))),
+            ("2.0.0-rc.1-12-gabcdef", Some(Version(2, 0, 0))),
+            ("1.34", Some(Version(1, 34, 0))),
+            ("1.34.", Some(Version(1, 34, 0))),
+            (" 1.29.1-1.el9 ", Some(Version(1, 29, 1))),
+            ("1.2.3.4", Some(Version(1, 2, 3))),
+            ("29", None),
+            ("", None),
+            ("v", None),
+            ("1..2", None),
+            ("99999999999.1.1", None),
+        ] {
+            assert_eq!(Version::parse(text), version, "{text}");
+        }
+    }
+}

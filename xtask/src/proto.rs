@@ -63,3 +63,11 @@ impl Drop for Scratch {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn generated_code_is_current() {
+        assert_eq!(super::run(true), Ok(()));
+    }
+}
