@@ -17,6 +17,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -293,6 +294,12 @@ impl Store {
             pods: names("pods", ".json"),
             files: names("files", ""),
         }
+    }
+
+    /// When a container's folder of files was last written to; `None`: it has none.
+    pub fn files_made(&self, id: &str) -> Option<SystemTime> {
+        let folder = self.folder.join("files").join(checked(id).ok()?);
+        fs::metadata(folder).and_then(|data| data.modified()).ok()
     }
 
     /// Writes a file that is to be bound into the container, and says where it is. A file that is

@@ -1,0 +1,209 @@
+//! The hand that writes records: off the event loop, one after the other, in the order in which
+//! they were handed over.
+
+use std::collections::HashSet;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{mpsc, oneshot};
+use tracing::error;
+
+use super::records::{DaemonState, PodRecord, Record, RecordError, Store};
+
+/// Entries written by one trip to a blocking thread, at most.
+const BATCH: usize = 64;
+/// Times of files are those of the last tick, not of the clock.
+const CLOCK: Duration = Duration::from_secs(1);
+
+/// Where records are handed over; clones feed the same hand.
+#[derive(Debug, Clone)]
+pub struct Journal {
+    sender: mpsc::UnboundedSender<Entry>,
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Container(Box<Record>),
+    RemoveContainer(String),
+    Pod(Box<PodRecord>),
+    RemovePod(String),
+    Daemon(Box<DaemonState>),
+    /// Removes what belongs to no container or pod of these.
+    Retain {
+        containers: HashSet<String>,
+        pods: HashSet<String>,
+        at: SystemTime,
+    },
+    Done(oneshot::Sender<()>),
+}
+
+impl Journal {
+    /// A journal into `store`. To be called within a tokio runtime, on which it writes.
+    pub fn new(store: Store) -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tokio::spawn(write(store.clone(), receiver));
+        Self { sender, store }
+    }
+
+    /// Where it writes.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Writes what was decided for a container.
+    pub fn container(&self, record: Record) {
+        self.hand_over(Entry::Container(Box::new(record)));
+    }
+
+    /// Removes a container's record and files.
+    pub fn remove_container(&self, id: &str) {
+        self.hand_over(Entry::RemoveContainer(id.to_owned()));
+    }
+
+    /// Writes what is wrong with a pod.
+    pub fn pod(&self, record: PodRecord) {
+        self.hand_over(Entry::Pod(Box::new(record)));
+    }
+
+    /// Removes a pod's record.
+    pub fn remove_pod(&self, sandbox: &str) {
+        self.hand_over(Entry::RemovePod(sandbox.to_owned()));
+    }
+
+    /// Writes who serves.
+    pub fn daemon(&self, state: DaemonState) {
+        self.hand_over(Entry::Daemon(Box::new(state)));
+    }
+
+    /// Removes what belongs to no container or pod of these: they went while nobody was told.
+    pub fn retain(&self, containers: HashSet<String>, pods: HashSet<String>) {
+        self.hand_over(Entry::Retain { containers, pods, at: SystemTime::now() });
+    }
+
+    /// Waits until everything handed over so far is written.
+    pub async fn written(&self) {
+        let (sender, receiver) = oneshot::channel();
+        self.hand_over(Entry::Done(sender));
+        // An error is the end of the runtime, after which nothing is written.
+        let _ = receiver.await;
+    }
+
+    fn hand_over(&self, entry: Entry) {
+        // The hand lives as long as the runtime does.
+        let _ = self.sender.send(entry);
+    }
+}
+
+async fn write(store: Store, mut receiver: mpsc::UnboundedReceiver<Entry>) {
+    let mut batch = Vec::new();
+    while receiver.recv_many(&mut batch, BATCH).await > 0 {
+        let (store, entries) = (store.clone(), std::mem::take(&mut batch));
+        let done = tokio::task::spawn_blocking(move || {
+            for entry in entries {
+                if let Err(problem) = put(&store, entry) {
+                    error!("a record is lost: {problem}");
+                }
+            }
+        });
+        if let Err(problem) = done.await {
+            error!("records are lost: {problem}");
+        }
+    }
+}
+
+fn put(store: &Store, entry: Entry) -> Result<(), RecordError> {
+    match entry {
+        Entry::Container(record) => store.write(&record),
+        Entry::RemoveContainer(id) => store.remove(&id),
+        Entry::Pod(record) => store.write_pod(&record),
+        Entry::RemovePod(sandbox) => store.remove_pod(&sandbox),
+        Entry::Daemon(state) => store.write_daemon(&state),
+        Entry::Retain { containers, pods, at } => {
+            let mut there = store.identifiers();
+            // Files are written before a container's creation is answered, not by this hand: those
+            // of a container that came meanwhile must stay.
+            let before = at - CLOCK;
+            there.files.retain(|id| store.files_made(id).is_none_or(|made| made < before));
+            let gone = |ids: Vec<String>, kept: &HashSet<String>| {
+                ids.into_iter().filter(|id| !kept.contains(id)).collect::<Vec<_>>()
+            };
+            for id in gone([there.containers, there.files].concat(), &containers) {
+                store.remove(&id)?;
+            }
+            gone(there.pods, &pods).iter().try_for_each(|sandbox| store.remove_pod(sandbox))
+        }
+        Entry::Done(sender) => {
+            // Whoever waited may have gone.
+            let _ = sender.send(());
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::records::{PodName, Verdict, read_all};
+    use crate::grant::GrantedFile;
+    use crate::roots::Roots;
+
+    fn record(id: &str, sandbox: &str) -> Record {
+        Record {
+            id: id.into(),
+            name: "worker".into(),
+            pod: PodName { sandbox: sandbox.into(), ..PodName::default() },
+            runtime: String::new(),
+            at: 0,
+            verdict: Verdict::Refused { sentence: id.into() },
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_handed_over_is_written_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let roots = Roots::below(folder.path());
+        let store = Store::new(&roots);
+        store.prepare().unwrap();
+        let journal = Journal::new(store);
+        for n in 0..200 {
+            journal.container(record(&format!("c{n:03}"), "box"));
+        }
+        for n in 10..200 {
+            journal.remove_container(&format!("c{n:03}"));
+        }
+        journal.container(record("../escape", "box"));
+        journal.container(record("last", "box"));
+        journal.written().await;
+        let all = read_all(&roots).containers;
+        assert_eq!(all.len(), 11);
+        assert_eq!(all[10].id, "last");
+    }
+
+    #[tokio::test]
+    async fn what_nobody_owns_any_more_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let roots = Roots::below(folder.path());
+        let store = Store::new(&roots);
+        store.prepare().unwrap();
+        let journal = Journal::new(store);
+        let file = GrantedFile { path: "/etc/nccl.conf".into(), content: "A=1\n".into() };
+        for id in ["kept", "gone"] {
+            journal.store().write_file(id, &file).unwrap();
+            journal.container(record(id, "box"));
+            let pod = PodName { sandbox: id.into(), ..PodName::default() };
+            journal.pod(PodRecord { pod, at: 0, unmatched: Vec::new() });
+        }
+        journal.store().write_file("old", &file).unwrap();
+        let old = std::fs::File::open(roots.run.join("rdma-ctk/files/old")).unwrap();
+        old.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
+        let kept = HashSet::from(["kept".to_owned()]);
+        journal.retain(kept.clone(), kept);
+        journal.store().write_file("new", &file).unwrap();
+        journal.written().await;
+        let mut there = journal.store().identifiers();
+        there.files.sort();
+        assert_eq!(there.containers, ["kept"]);
+        assert_eq!(there.pods, ["kept"]);
+        assert_eq!(there.files, ["kept", "new"]);
+    }
+}
