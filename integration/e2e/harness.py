@@ -89,10 +89,10 @@ def write(path, text):
 
 
 class Log:
-    """A log file from a moment on."""
+    """A log file from a moment on, or the whole of it."""
 
-    def __init__(self, path):
-        self.path, self.start = path, len(read(path))
+    def __init__(self, path, whole=False):
+        self.path, self.start = path, 0 if whole else len(read(path))
 
     def text(self):
         return read(self.path)[self.start:]

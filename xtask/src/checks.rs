@@ -1,6 +1,5 @@
 //! `cargo xtask prepush`: every mechanical check, all of them run, the failed ones named at the end.
 
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::bail;
@@ -15,9 +14,9 @@ struct Check {
 
 const CHECKS: &[Check] = &[
     Check { name: "fmt", cargo: &["fmt", "--all", "--check"] },
-    Check { name: "no features", cargo: &["check", "--no-default-features", "--lib"] },
-    Check { name: "only nri", cargo: &["check", "--no-default-features", "--features", "nri"] },
-    Check { name: "only cli", cargo: &["check", "--no-default-features", "--features", "cli"] },
+    Check { name: "features-none", cargo: &["check", "--no-default-features", "--lib"] },
+    Check { name: "features-nri", cargo: &["check", "--no-default-features", "--features", "nri"] },
+    Check { name: "features-cli", cargo: &["check", "--no-default-features", "--features", "cli"] },
     Check {
         name: "clippy",
         cargo: &[
@@ -31,36 +30,34 @@ const CHECKS: &[Check] = &[
         ],
     },
     Check {
-        name: "generated code",
+        name: "generated",
         cargo: &["run", "-q", "-p", "xtask", "--features", "proto", "--", "proto", "--check"],
     },
-    Check { name: "unit tests", cargo: &["test", "--quiet", "--workspace"] },
-    Check {
-        name: "unit tests without features",
-        cargo: &["test", "--quiet", "--no-default-features", "--lib"],
-    },
-    Check {
-        name: "licences, bans, sources",
-        cargo: &["deny", "--offline", "check", "licenses", "bans", "sources"],
-    },
+    Check { name: "unit", cargo: &["test", "--quiet", "--workspace"] },
+    Check { name: "unit-none", cargo: &["test", "--quiet", "--no-default-features", "--lib"] },
+    Check { name: "deny", cargo: &["deny", "--offline", "check", "licenses", "bans", "sources"] },
 ];
 
-/// Run all checks, or with names only those.
-pub fn run(names: &[String]) -> anyhow::Result<()> {
-    for name in names {
-        if !CHECKS.iter().any(|check| check.name == name) {
+/// Run all checks: with names only those, with `--without NAME,NAME` all others.
+pub fn run(arguments: &[String]) -> anyhow::Result<()> {
+    let (without, names): (bool, Vec<&str>) = match arguments {
+        [option, names] if option == "--without" => (true, names.split(',').collect()),
+        names => (false, names.iter().map(String::as_str).collect()),
+    };
+    for name in &names {
+        if !CHECKS.iter().any(|check| check.name == *name) {
             let known: Vec<_> = CHECKS.iter().map(|check| check.name).collect();
-            bail!("no check {name:?}; there are {known:?}");
+            bail!("no check {name}; there are: {}", known.join(" "));
         }
     }
     let mut failed = Vec::new();
     for check in CHECKS {
-        if !names.is_empty() && !names.iter().any(|name| name == check.name) {
+        if !names.is_empty() && names.contains(&check.name) == without {
             continue;
         }
         println!("== {}", check.name);
-        if check.cargo[0] == "deny" {
-            install_deny()?;
+        if check.name == "deny" {
+            install_tools(&[])?;
         }
         if let Err(error) = succeed(&mut cargo(check.cargo)) {
             eprintln!("{error:#}");
@@ -74,20 +71,14 @@ pub fn run(names: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// cargo-deny is not part of a toolchain: build it from source where it is missing.
-fn install_deny() -> anyhow::Result<()> {
-    let found = std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|at| at.join("cargo-deny").exists()))
-        || std::env::var_os("CARGO_HOME")
-            .is_some_and(|home| Path::new(&home).join("bin/cargo-deny").exists());
-    if found {
+/// `cargo xtask install-tools`: what the checks need and a toolchain lacks, built from source where
+/// it is missing, which takes minutes.
+pub fn install_tools(_: &[String]) -> anyhow::Result<()> {
+    let found = Command::new("cargo-deny").arg("--version").output();
+    if found.is_ok_and(|output| output.status.success()) {
         return Ok(());
     }
-    // Built outside our own target folder and without our configuration.
-    succeed(
-        Command::new("cargo")
-            .args(["install", "--locked", "cargo-deny"])
-            .current_dir("/")
-            .env_remove("CARGO_TARGET_DIR"),
-    )
+    // Not in our target folder, and not with our lock file or configuration.
+    let mut install = cargo(&["install", "--locked", "cargo-deny"]);
+    succeed(install.current_dir("/").env_remove("CARGO_TARGET_DIR"))
 }

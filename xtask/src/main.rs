@@ -39,6 +39,11 @@ const TASKS: &[Task] = &[
         run: checks::run,
     },
     Task {
+        name: "install-tools",
+        about: "build what prepush needs beyond a toolchain (cargo-deny), where it is missing",
+        run: checks::install_tools,
+    },
+    Task {
         name: "proto",
         about: "make src/nri/proto.rs from nri/nri.proto; with --check only compare",
         run: proto,
@@ -64,7 +69,7 @@ fn main() -> ExitCode {
     let Some(task) = TASKS.iter().find(|task| task.name == wanted) else {
         eprintln!("usage: cargo xtask TASK [OPTION...]\n");
         for task in TASKS {
-            eprintln!("  {:<8} {}", task.name, task.about);
+            eprintln!("  {:<13} {}", task.name, task.about);
         }
         eprintln!("\nEach task is a module of xtask/src, with a row in main.rs.");
         return ExitCode::from(2);
