@@ -98,7 +98,7 @@ impl Pods {
             }
             Network::Own(_) => {}
         }
-        if !self.seen(sandbox, network).is_some_and(|view| view.at.elapsed() < FRESH) {
+        if self.seen(sandbox, network).is_none_or(|view| view.at.elapsed() >= FRESH) {
             self.begin(sandbox, network);
         }
         let receiver = self.pods().get(sandbox).map(|state| state.view.subscribe());
