@@ -1,10 +1,55 @@
 //! The decision: `decide` takes a request, the inventory and the policy, and answers with a
 //! [`Grant`] or a [`Refusal`]. Pure: no I/O, no clock, no async; the same inputs give the same
 //! grant on every path.
+//!
+//! Gates come first (whose container is it, what may be used, what this path can carry), then the
+//! adapters are selected, and everything else follows from them: nodes, memlock, CPUs, GIDs,
+//! environment. Each part says what it decided, so that `explain` has nothing to work out.
+
+mod gates;
+mod gid;
+mod gpus;
+mod memlock;
+mod nodes;
+mod selection;
+mod words;
 
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::{CpuSet, PciAddress};
+use crate::inventory::{CpuSet, Node, PciAddress, PodView};
+use crate::policy::{Allowance, OnRefusal, Policy};
+use crate::request::{Devices, Request, SmcMethod};
+
+/// What is known of the machine when a container is decided about.
+#[derive(Debug, Clone, Copy)]
+pub struct Inventory<'a> {
+    /// The node.
+    pub node: &'a Node,
+    /// The network namespace that the container runs in.
+    pub pod: &'a PodView,
+    /// The topology file that policy names; `None` where it names none or nobody looked.
+    pub topology: Option<TopologyFile>,
+}
+
+impl<'a> Inventory<'a> {
+    /// An inventory without a topology file.
+    pub const fn of(node: &'a Node, pod: &'a PodView) -> Self {
+        Self { node, pod, topology: None }
+    }
+}
+
+/// What was seen of the topology file that policy names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TopologyFile {
+    /// There is no regular file by that path.
+    Missing,
+    /// It is there.
+    Present {
+        /// Permission bits.
+        mode: u32,
+    },
+}
 
 /// What `decide` answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,10 +57,19 @@ use crate::inventory::{CpuSet, PciAddress};
 pub enum Outcome {
     /// Nothing was asked: the container stays byte for byte as it was.
     NotAsked,
+    /// It asked, and is left byte for byte as it was all the same: it is somebody else's, or has
+    /// its grant already.
+    LeftAlone {
+        /// Why, as a sentence.
+        reason: String,
+    },
     /// What the container gets.
     Granted(Box<Grant>),
     /// It gets nothing and does not start.
     Refused(Refusal),
+    /// It gets nothing and starts all the same, since policy says so (`on_refusal = "warn"`): to
+    /// be logged, counted and shown.
+    Waived(Refusal),
 }
 
 /// The decision for one container. Editors translate it and decide nothing.
@@ -143,3 +197,86 @@ pub struct Refusal {
     /// The sentence.
     pub sentence: String,
 }
+
+/// Decides about one container. Total: every input gets an outcome, none panics; the same inputs
+/// get the same outcome.
+pub fn decide(request: &Request, inventory: &Inventory<'_>, policy: &Policy) -> Outcome {
+    let no_device = matches!(request.devices, None | Some(Devices::None));
+    if !request.asks() || no_device && request.smc == SmcMethod::Off {
+        return Outcome::NotAsked;
+    }
+    if let Some(reason) = gates::not_ours(request, policy) {
+        return Outcome::LeftAlone { reason };
+    }
+    let allowance = policy.allowance(&request.container.pod);
+    let case =
+        Case { request, node: inventory.node, pod: inventory.pod, policy, allowance: &allowance };
+    match granted(&case) {
+        Ok(grant) => Outcome::Granted(Box::new(grant)),
+        Err(refusal) if allowance.on_refusal == OnRefusal::Warn => Outcome::Waived(refusal),
+        Err(refusal) => Outcome::Refused(refusal),
+    }
+}
+
+/// The grant of a container that named devices.
+fn granted(case: &Case<'_>) -> Result<Grant, Refusal> {
+    let mut notes = Notes::default();
+    gates::check(case, &mut notes)?;
+    let hcas = selection::select(case, &mut notes)?;
+    let devices = nodes::add(case, &hcas, &mut notes)?;
+    let memlock = memlock::raise(case, &mut notes)?;
+    let adapters = hcas
+        .iter()
+        .map(|hca| Adapter {
+            name: hca.name.clone(),
+            pci: hca.pci,
+            ports: hca.active_ports().map(|port| port.number).collect(),
+            usable: true,
+            gids: Vec::new(),
+        })
+        .collect();
+    Ok(Grant {
+        adapters,
+        devices,
+        memlock,
+        capabilities: case.request.capabilities.iter().cloned().collect(),
+        warnings: notes.warnings,
+        reasons: notes.reasons,
+        ..Grant::default()
+    })
+}
+
+/// Everything that one decision looks at.
+#[derive(Debug, Clone, Copy)]
+struct Case<'a> {
+    request: &'a Request,
+    node: &'a Node,
+    pod: &'a PodView,
+    policy: &'a Policy,
+    allowance: &'a Allowance,
+}
+
+/// What is said about a decision while it is made.
+#[derive(Debug, Default)]
+struct Notes {
+    warnings: Vec<String>,
+    reasons: Vec<Reason>,
+}
+
+impl Notes {
+    /// Writes down what was decided about something, and why.
+    fn reason(&mut self, about: &str, text: impl Into<String>) {
+        self.reasons.push(Reason { about: about.to_owned(), text: text.into() });
+    }
+
+    /// Tells the user something; a reason too, so that the order of `explain` is the order of
+    /// the decisions.
+    fn warn(&mut self, about: &str, text: impl Into<String>) {
+        let text = text.into();
+        self.reasons.push(Reason { about: about.to_owned(), text: text.clone() });
+        self.warnings.push(text);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -68,6 +68,45 @@ fn join_nvidia(reader: &mut Reader, proc: &Path, found: &mut [Found]) {
     }
 }
 
+/// By what adapters reach the memory of those GPUs: a peer memory module by its name, or dma-buf
+/// where the GPU's driver exports it. Whether an adapter's driver imports it is not told.
+pub(super) fn direct(
+    reader: &mut Reader,
+    sys: &Folder,
+    proc: &Path,
+    found: &[Found],
+) -> Vec<String> {
+    let vendor = |vendor: u32| found.iter().any(|found| u32::from(found.gpu.vendor) == vendor);
+    let mut ways = Vec::new();
+    if vendor(NVIDIA) {
+        // The three places in which NCCL looks.
+        for (module, path) in [
+            ("nvidia_peermem", "module/nvidia_peermem/version"),
+            ("nv_peer_mem", "kernel/mm/memory_peers/nv_mem/version"),
+            ("nv_peer_mem_nc", "kernel/mm/memory_peers/nv_mem_nc/version"),
+        ] {
+            if reader.text(sys, path).is_some() {
+                ways.push(module.to_owned());
+            }
+        }
+        let driver = reader.open(&proc.join("driver/nvidia"));
+        let driver = driver.and_then(|folder| reader.text(&folder, "version").map(exports_dmabuf));
+        if driver == Some(true) {
+            ways.push("dma-buf".to_owned());
+        }
+    }
+    if vendor(AMD) && reader.folder(sys, "module/amdgpu").is_some() {
+        ways.push("dma-buf".to_owned());
+    }
+    ways.dedup();
+    ways
+}
+
+/// NVIDIA's open kernel modules export dma-buf, the closed ones do not.
+fn exports_dmabuf(version: &str) -> bool {
+    version.contains("Open Kernel Module")
+}
+
 /// Device minor and UUID. Before a GPU was first used its UUID reads `GPU-????????-…`.
 fn information(text: &str) -> (Option<u32>, Option<String>) {
     let field = |wanted: &str| {
@@ -111,6 +150,13 @@ mod tests {
         assert_eq!(information(text), (Some(3), Some(uuid)));
         assert_eq!(information("GPU UUID: GPU-????????-????-????-????-????????????"), (None, None));
         assert_eq!(information("nonsense"), (None, None));
+    }
+
+    #[test]
+    fn only_the_open_modules_export_dma_buf() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Mon Feb 26";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release";
+        assert!(exports_dmabuf(open) && !exports_dmabuf(closed));
     }
 
     #[test]

@@ -32,6 +32,10 @@ pub struct Node {
     pub gpus: Vec<Gpu>,
     /// How near each HCA is to each GPU; only pairs in which both have a PCI address.
     pub relations: Vec<Relation>,
+    /// By what the adapters reach the memory of GPUs, such as `nvidia_peermem`; empty: nothing of
+    /// the kind was found.
+    #[serde(default)]
+    pub gpudirect: Vec<String>,
     /// Network interfaces of the host's own namespace.
     pub interfaces: Vec<Interface>,
     /// What the two sources of the inventory disagree about, and what could not be read: a

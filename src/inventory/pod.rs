@@ -34,6 +34,10 @@ pub struct PodNetwork {
     /// mode a table is the same in every namespace and holds other pods' entries too: what is the
     /// pod's own is told by value, never by the name of the interface.
     pub gids: Vec<PortGids>,
+    /// On a host in exclusive mode, the RDMA devices that belong to this namespace, by kernel
+    /// name; empty in shared mode, where every device can be used from everywhere.
+    #[serde(default)]
+    pub hcas: Vec<String>,
 }
 
 impl PodNetwork {
@@ -68,6 +72,7 @@ mod tests {
         let network = PodNetwork {
             interfaces: Vec::new(),
             gids: vec![PortGids { hca: "mlx5_0".into(), port: 1, gids: vec![gid.clone()] }],
+            hcas: Vec::new(),
         };
         assert_eq!(network.gids("mlx5_0", 1), [gid]);
         assert_eq!(network.gids("mlx5_0", 2), []);

@@ -20,6 +20,7 @@ pub(super) struct Scan {
     pub(super) rdma_cm: Option<CharDev>,
     pub(super) netns_mode: NetnsMode,
     pub(super) gpus: Vec<gpu::Found>,
+    pub(super) gpudirect: Vec<String>,
     pub(super) processors: Processors,
     pub(super) remarks: Vec<String>,
 }
@@ -35,6 +36,7 @@ pub(super) fn scan(reader: &mut Reader, roots: &Roots) -> Scan {
             rdma_cm: None,
             netns_mode: NetnsMode::default(),
             gpus: Vec::new(),
+            gpudirect: Vec::new(),
             processors: Processors::default(),
             remarks: vec![format!("{}: no sysfs there", roots.sys.display())],
         };
@@ -47,6 +49,7 @@ pub(super) fn scan(reader: &mut Reader, roots: &Roots) -> Scan {
     let links = Links::read(reader, &sys);
     let processors = numa::processors(reader, &sys);
     let gpus = gpu::gpus(reader, &sys, &roots.proc);
+    let gpudirect = gpu::direct(reader, &sys, &roots.proc, &gpus);
     let mut scan = Scan {
         interfaces: links.all.iter().map(|link| link.interface.clone()).collect(),
         hcas,
@@ -54,6 +57,7 @@ pub(super) fn scan(reader: &mut Reader, roots: &Roots) -> Scan {
         rdma_cm: chardev::rdma_cm(reader, &sys),
         netns_mode: netns_mode(reader, &sys),
         gpus,
+        gpudirect,
         processors,
         remarks: Vec::new(),
     };
@@ -134,6 +138,7 @@ impl Scan {
             isolated: self.processors.isolated,
             gpus: self.gpus.into_iter().map(|found| found.gpu).collect(),
             relations,
+            gpudirect: self.gpudirect,
             interfaces: self.interfaces,
             remarks,
         }

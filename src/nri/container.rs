@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use super::proto::{Container, LinuxNamespace, LinuxResources, PodSandbox};
 use super::version::{Feature, Runtime};
 use crate::inventory::CpuSet;
-use crate::request::{self, Can, Carrier, Device, Limit, Mount, Pod};
+use crate::request::{self, Can, Carrier, CarrierPath, Device, Limit, Mount, Pod};
 use crate::roots::Roots;
 
 /// Annotations by which the kubelet hands CDI names to runtimes that have no field for them.
@@ -45,6 +45,9 @@ pub fn carrier(runtime: &Runtime, limits: RuntimeLimits) -> Carrier {
     };
     Carrier {
         name: format!("NRI on {} {}", runtime.name, runtime.version),
+        path: CarrierPath::Nri,
+        devices: can(runtime.can.devices, Feature::Devices),
+        device_rules: can(runtime.can.device_rules, Feature::DeviceRules),
         rlimits: can(runtime.can.rlimits, Feature::Rlimits),
         capabilities: Can::No(
             "no version of NRI can add capabilities: the pod's securityContext or the runtime \

@@ -133,6 +133,8 @@ fn short(version: Version) -> String {
 pub enum Feature {
     /// Device nodes with their cgroup rule.
     Devices,
+    /// Rules of the device cgroup without a node.
+    DeviceRules,
     /// Mounts.
     Mounts,
     /// Environment variables.
@@ -201,6 +203,7 @@ const DOCKER: Since = At(V(29, 2, 0));
 #[rustfmt::skip]
 const FEATURES: &[Row] = &[
     row(F::Devices, "device nodes through NRI", At(V(0, 2, 0)), CONTAINERD, CRIO, Never),
+    row(F::DeviceRules, "device rules without a node through NRI", At(V(0, 10, 0)), At(V(2, 2, 0)), At(V(1, 34, 0)), Never),
     row(F::Mounts, "mounts through NRI", At(V(0, 2, 0)), CONTAINERD, CRIO, DOCKER),
     row(F::Env, "environment variables through NRI", At(V(0, 2, 0)), CONTAINERD, CRIO, DOCKER),
     row(F::Cpuset, "CPU sets through NRI", At(V(0, 2, 0)), CONTAINERD, CRIO, Never),
@@ -249,6 +252,7 @@ impl Feature {
 #[expect(clippy::struct_excessive_bools, reason = "a set with names")]
 pub struct Can {
     pub devices: bool,
+    pub device_rules: bool,
     pub mounts: bool,
     pub env: bool,
     pub cpuset: bool,
@@ -306,6 +310,7 @@ impl Runtime {
             nri,
             can: Can {
                 devices: can(F::Devices),
+                device_rules: can(F::DeviceRules),
                 mounts: can(F::Mounts),
                 env: can(F::Env),
                 cpuset: can(F::Cpuset),
@@ -414,8 +419,9 @@ impl fmt::Display for Events {
 mod tests {
     use super::*;
 
-    const ALL: [Feature; 17] = [
+    const ALL: [Feature; 18] = [
         F::Devices,
+        F::DeviceRules,
         F::Mounts,
         F::Env,
         F::Cpuset,

@@ -436,7 +436,13 @@ pub enum Limit {
 pub struct Carrier {
     /// For messages: `NRI on containerd 2.1.9`.
     pub name: String,
-    /// Rlimits; `Err` says which version has it.
+    /// Which of our ways this is.
+    pub path: CarrierPath,
+    /// Device nodes.
+    pub devices: Can,
+    /// Rules for the device cgroup without a node.
+    pub device_rules: Can,
+    /// Rlimits.
     pub rlimits: Can,
     /// Capabilities.
     pub capabilities: Can,
@@ -447,6 +453,21 @@ pub struct Carrier {
     /// The limit that this path itself may raise to: `None` is any (CAP_SYS_RESOURCE), else the
     /// hard limit in bytes that bounds it.
     pub memlock_ceiling: Option<u64>,
+}
+
+/// A way to a container.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CarrierPath {
+    /// The NRI plugin.
+    #[default]
+    Nri,
+    /// The runtime wrapper.
+    Wrapper,
+    /// The precreate hook.
+    Hook,
+    /// A CDI file.
+    Cdi,
 }
 
 /// Whether a path can carry something.

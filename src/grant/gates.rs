@@ -1,0 +1,201 @@
+//! What is settled before any adapter is looked at: whose container this is, what its pod may
+//! ask for, and what the path that carries the grant is able to carry.
+
+use super::words::{asked, list, quote, refuse};
+use super::{Case, Notes, Refusal};
+use crate::policy::{Policy, Sandbox};
+use crate::request::{
+    Can, CarrierPath, Key, NetnsRequest, NodeKind, Pod, Request, Requirement, SmcMethod,
+};
+
+/// Why a container that asks is not ours to change; `None`: it is.
+pub(super) fn not_ours(request: &Request, policy: &Policy) -> Option<String> {
+    let handler = &request.container.pod.runtime_handler;
+    if request.container.granted_before {
+        return Some("the container already carries its grant".to_owned());
+    }
+    let wrapped =
+        request.carrier.path == CarrierPath::Nri && policy.wrapper_handlers.contains(handler);
+    wrapped.then(|| {
+        format!("runtime handler {handler} belongs to the runtime wrapper, which makes the grant")
+    })
+}
+
+/// Everything that can be refused before the node is looked at.
+pub(super) fn check(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
+    let request = case.request;
+    runtime(case, notes)?;
+    keys(case)?;
+    if request.smc != SmcMethod::Off {
+        return Err(refuse(request, Key::Smc, "this build does not serve SMC-R; take it out"));
+    }
+    netns(case)?;
+    capabilities(case)?;
+    if let Can::No(lacks) = &request.carrier.devices {
+        return Err(refuse(
+            request,
+            Key::Devices,
+            format!("{} cannot add device nodes: {lacks}", carrier(request)),
+        ));
+    }
+    node_kinds(case)?;
+    if request.container.all_devices {
+        notes.warn("devices", "privileged is not needed for RDMA and disables device isolation");
+    }
+    for remark in &request.remarks {
+        notes.warn("request", remark.as_str());
+    }
+    Ok(())
+}
+
+/// `NRI on containerd 2.1.9`, or some words where nobody said.
+pub(super) fn carrier(request: &Request) -> &str {
+    if request.carrier.name.is_empty() { "this runtime" } else { &request.carrier.name }
+}
+
+/// `namespace team-a`, or the container itself outside Kubernetes.
+pub(super) fn whose(pod: &Pod) -> String {
+    if pod.namespace.is_empty() {
+        "this container".to_owned()
+    } else {
+        format!("namespace {}", quote(&pod.namespace))
+    }
+}
+
+/// Why device nodes are not enough under that runtime handler.
+pub(super) fn virtual_machine(case: &Case<'_>) -> Option<String> {
+    let handler = &case.request.container.pod.runtime_handler;
+    (case.policy.sandboxes.of(handler) == Sandbox::Machine).then(|| {
+        let what = if handler.starts_with("kata") { "Kata" } else { "a virtual machine" };
+        format!(
+            "runtime handler {}: {what} needs VFIO passthrough; device nodes are not enough",
+            quote(handler)
+        )
+    })
+}
+
+fn runtime(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
+    if let Some(why) = virtual_machine(case) {
+        return Err(refuse(case.request, Key::Devices, why));
+    }
+    let handler = &case.request.container.pod.runtime_handler;
+    if case.policy.sandboxes.of(handler) == Sandbox::Kernel {
+        notes.warn(
+            "devices",
+            format!(
+                "runtime handler {}: gVisor passes RDMA through only when started with --rdmaproxy",
+                quote(handler)
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// Every key that was typed, or that has an effect, must be allowed.
+fn keys(case: &Case<'_>) -> Result<(), Refusal> {
+    let request = case.request;
+    let in_use = |key: Key| match key {
+        Key::Devices => request.devices.is_some(),
+        Key::Capabilities => !request.capabilities.is_empty(),
+        Key::Netns => request.netns != NetnsRequest::Auto,
+        Key::Smc => request.smc != SmcMethod::Off,
+        Key::Limits => request.limits.is_some(),
+        Key::Require => !request.require.is_empty(),
+        // Their defaults come with the devices.
+        Key::Nodes | Key::Memlock | Key::Numa | Key::Env => false,
+    };
+    let denied = Key::ALL.into_iter().find(|key| {
+        (request.asked_by.contains_key(key) || in_use(*key)) && !case.allowance.keys.contains(key)
+    });
+    match denied {
+        None => Ok(()),
+        Some(key) => Err(refuse(
+            request,
+            key,
+            format!(
+                "policy does not let {} use this key (allowed: {})",
+                whose(&request.container.pod),
+                list(case.allowance.keys.iter().map(|key| key.word()))
+            ),
+        )),
+    }
+}
+
+fn netns(case: &Case<'_>) -> Result<(), Refusal> {
+    let request = case.request;
+    let why = match request.netns {
+        NetnsRequest::Host if !request.container.pod.host_network => {
+            "the pod has a network namespace of its own; set hostNetwork: true in its spec"
+        }
+        NetnsRequest::Exclusive => "this build does not move adapters into pods",
+        NetnsRequest::Ipvlan | NetnsRequest::Macvlan => {
+            "this build makes no sub-interfaces; attach one by a network plugin"
+        }
+        // The default of who did not ask; there is nothing in it that policy could deny.
+        NetnsRequest::Auto if !request.asked_by.contains_key(&Key::Netns) => return Ok(()),
+        way @ (NetnsRequest::Auto | NetnsRequest::Shared | NetnsRequest::Host) => {
+            if case.allowance.netns.contains(&way) {
+                return Ok(());
+            }
+            "policy does not allow this way"
+        }
+    };
+    Err(refuse(request, Key::Netns, why))
+}
+
+fn capabilities(case: &Case<'_>) -> Result<(), Refusal> {
+    let request = case.request;
+    if request.capabilities.is_empty() {
+        return Ok(());
+    }
+    if let Can::No(lacks) = &request.carrier.capabilities {
+        return Err(refuse(
+            request,
+            Key::Capabilities,
+            format!("{} cannot change capabilities: {lacks}", carrier(request)),
+        ));
+    }
+    let allowed = &case.allowance.capabilities;
+    match request.capabilities.iter().find(|name| !allowed.contains(*name)) {
+        None => Ok(()),
+        Some(name) => Err(refuse(
+            request,
+            Key::Capabilities,
+            format!(
+                "policy does not give {} to {} (allowed: {})",
+                quote(name),
+                whose(&request.container.pod),
+                list(allowed)
+            ),
+        )),
+    }
+}
+
+fn node_kinds(case: &Case<'_>) -> Result<(), Refusal> {
+    let request = case.request;
+    let typed = request.asked_by.contains_key(&Key::Nodes);
+    for kind in &request.nodes {
+        if case.allowance.nodes.contains(kind) {
+            continue;
+        }
+        let why = match kind {
+            NodeKind::Umad | NodeKind::Issm => "MAD devices are not allowed by node policy",
+            NodeKind::Uverbs => "uverbs nodes are not allowed by node policy",
+            // Part of the default; who did not name it goes without, see `nodes`.
+            NodeKind::RdmaCm if !typed => continue,
+            NodeKind::RdmaCm => "the rdma_cm node is not allowed by node policy",
+        };
+        let key = if typed { Key::Nodes } else { Key::Devices };
+        return Err(refuse(request, key, format!("{why} for {}", whose(&request.container.pod))));
+    }
+    let cm = NodeKind::RdmaCm;
+    let kept = request.nodes.contains(&cm) && case.allowance.nodes.contains(&cm);
+    if request.require.contains(&Requirement::RdmaCm) && !kept {
+        return Err(refuse(
+            request,
+            Key::Require,
+            format!("rdma_cm is not among the nodes given ({})", asked(request, Key::Nodes)),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! Device nodes: which ones, and what to do where the container has some already.
+
+use std::collections::BTreeSet;
+
+use super::words::{list, refuse};
+use super::{Case, DeviceNode, Notes, Refusal};
+use crate::inventory::{CharDev, Hca};
+use crate::request::{Can, Key, Mount, NodeKind, Requirement};
+
+/// Folder of the nodes, and those above it that may be mounted from the host.
+const FOLDER: &str = "/dev/infiniband";
+
+/// Anybody in the container: the kernel's own mode for uverbs and rdma_cm.
+const OPEN: u32 = 0o666;
+
+/// Root only: the kernel's own mode for umad and issm.
+const ROOT: u32 = 0o600;
+
+/// Nodes to add for those adapters: each path once, none that is there already.
+pub(super) fn add(
+    case: &Case<'_>,
+    hcas: &[&Hca],
+    notes: &mut Notes,
+) -> Result<Vec<DeviceNode>, Refusal> {
+    let mut wanted: Vec<(&CharDev, u32)> = Vec::new();
+    let mad_mode = if case.request.container.uid.is_none_or(|uid| uid == 0) { ROOT } else { OPEN };
+    for kind in [NodeKind::Uverbs, NodeKind::Umad, NodeKind::Issm, NodeKind::RdmaCm] {
+        if !case.request.nodes.contains(&kind) || !case.allowance.nodes.contains(&kind) {
+            continue;
+        }
+        let ports = hcas.iter().flat_map(|hca| &hca.ports);
+        match kind {
+            NodeKind::Uverbs => wanted.extend(uverbs(case, hcas)?.map(|node| (node, OPEN))),
+            NodeKind::RdmaCm => wanted.extend(rdma_cm(case, notes)?.map(|node| (node, OPEN))),
+            NodeKind::Umad => {
+                let found: Vec<_> = ports.filter_map(|port| port.umad.as_ref()).collect();
+                wanted.extend(mad(case, "umad", hcas, found)?.map(|node| (node, mad_mode)));
+            }
+            NodeKind::Issm => {
+                let found: Vec<_> = ports.filter_map(|port| port.issm.as_ref()).collect();
+                wanted.extend(mad(case, "issm", hcas, found)?.map(|node| (node, mad_mode)));
+            }
+        }
+    }
+    let mounted = mounted_folder(&case.request.container.mounts);
+    if let Some(mount) = mounted {
+        warn_of_mount(case, mount, hcas, notes);
+    }
+    let mut paths = BTreeSet::new();
+    let mut nodes = Vec::with_capacity(wanted.len());
+    for (device, mode) in wanted {
+        let path = device.path();
+        if !paths.insert(path.clone()) {
+            continue;
+        }
+        if let Some(node) = complete(case, device, path, mode, notes)? {
+            nodes.push(node);
+        }
+    }
+    Ok(nodes)
+}
+
+/// What must be added for one node, in view of what the container has.
+fn complete(
+    case: &Case<'_>,
+    device: &CharDev,
+    path: String,
+    mode: u32,
+    notes: &mut Notes,
+) -> Result<Option<DeviceNode>, Refusal> {
+    let container = &case.request.container;
+    let CharDev { major, minor, .. } = *device;
+    if let Some(present) = container.devices.iter().find(|present| present.path == path) {
+        if (present.major, present.minor) == (major, minor) {
+            notes.reason("nodes", format!("{path} is in the container already"));
+            return Ok(None);
+        }
+        return Err(refuse(
+            case.request,
+            Key::Devices,
+            format!(
+                "{path} is in the container as {}:{}, and {major}:{minor} on this node: another \
+                 plugin's number is out of date",
+                present.major, present.minor
+            ),
+        ));
+    }
+    let mounted = container.mounts.iter().any(|mount| covers(mount, &path));
+    if mounted && container.all_devices {
+        notes.reason("nodes", format!("{path} comes by a mount, and every device is allowed"));
+        return Ok(None);
+    }
+    if mounted && let Can::No(lacks) = &case.request.carrier.device_rules {
+        return Err(refuse(
+            case.request,
+            Key::Devices,
+            format!(
+                "{path} comes by a mount, and a device rule without a node cannot be added: \
+                 {lacks}; remove the mount"
+            ),
+        ));
+    }
+    if container.user_namespace && device.mode.is_some_and(|mode| mode & 0o006 != 0o006) {
+        // There the node is the host's own, bound: nobody can make one in a user namespace.
+        notes.warn(
+            "nodes",
+            format!(
+                "{path} has mode {:04o} on the node: a container in a user namespace cannot open \
+                 it",
+                device.mode.unwrap_or_default()
+            ),
+        );
+    }
+    let what = if mounted { "a rule for" } else { "added" };
+    notes.reason("nodes", format!("{what} {path} ({major}:{minor})"));
+    Ok(Some(DeviceNode { path, major, minor, mode, rule_only: mounted }))
+}
+
+fn uverbs<'a>(
+    case: &Case<'_>,
+    hcas: &[&'a Hca],
+) -> Result<impl Iterator<Item = &'a CharDev> + use<'a>, Refusal> {
+    let mut nodes = Vec::with_capacity(hcas.len());
+    for hca in hcas {
+        let node = hca.uverbs.as_ref().ok_or_else(|| {
+            let why = format!("{} has no uverbs node on this node: load ib_uverbs", hca.name);
+            refuse(case.request, Key::Devices, why)
+        })?;
+        nodes.push(node);
+    }
+    Ok(nodes.into_iter())
+}
+
+fn rdma_cm<'a>(case: &Case<'a>, notes: &mut Notes) -> Result<Option<&'a CharDev>, Refusal> {
+    if let Some(node) = &case.node.rdma_cm {
+        return Ok(Some(node));
+    }
+    let missing = "rdma_cm missing: load rdma_ucm; programs using librdmacm (-R, UCX rdmacm, \
+                   NFS/iSER tools) will fail";
+    if case.request.require.contains(&Requirement::RdmaCm) {
+        return Err(refuse(case.request, Key::Require, missing));
+    }
+    notes.warn("nodes", missing);
+    Ok(None)
+}
+
+/// umad or issm nodes of the adapters' ports: at least one, since they were asked for by name.
+fn mad<'a>(
+    case: &Case<'_>,
+    kind: &str,
+    hcas: &[&Hca],
+    found: Vec<&'a CharDev>,
+) -> Result<impl Iterator<Item = &'a CharDev> + use<'a>, Refusal> {
+    if found.is_empty() {
+        let names = list(hcas.iter().map(|hca| &hca.name));
+        let why = format!("no port of {names} has a {kind} node (module ib_umad, InfiniBand MADs)");
+        return Err(refuse(case.request, Key::Nodes, why));
+    }
+    Ok(found.into_iter())
+}
+
+/// A mount of the host's folder of nodes, or of one above it.
+fn mounted_folder(mounts: &[Mount]) -> Option<&Mount> {
+    mounts.iter().find(|mount| covers(mount, FOLDER))
+}
+
+/// Whether `path` lies in a mount that shows the host's devices: making a node there would write
+/// into the host's `/dev`.
+fn covers(mount: &Mount, path: &str) -> bool {
+    let destination = mount.destination.trim_end_matches('/');
+    let rest = path.strip_prefix(destination);
+    let below = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    below && !destination.is_empty() && matches!(mount.kind.as_str(), "bind" | "rbind" | "devtmpfs")
+}
+
+fn warn_of_mount(case: &Case<'_>, mount: &Mount, hcas: &[&Hca], notes: &mut Notes) {
+    let exposed = case.node.hcas.iter().filter(|hca| hca.uverbs.is_some()).count();
+    let usable = if case.request.container.all_devices { exposed } else { hcas.len() };
+    notes.warn(
+        "nodes",
+        format!(
+            "hostPath on {} exposes {exposed} nodes, {usable} usable; remove it",
+            mount.destination
+        ),
+    );
+}
