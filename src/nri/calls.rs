@@ -34,10 +34,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Likewise for a registration.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The part of a request's time after which it is answered with an error: `3 / 4`. The rest is
-/// for the way back, since a runtime that gets nothing goes on without the plugin.
-fn share(timeout: Duration) -> Duration {
-    timeout / 4 * 3
+/// The part of a request's time after which it is answered with an error. The rest is for the way
+/// back, since a runtime that gets nothing goes on without the plugin.
+fn share(timeout: Duration, percent: u8) -> Duration {
+    timeout / 100 * u32::from(percent.min(100))
 }
 
 /// Why a call fails: the code and the text of its status.
@@ -142,7 +142,7 @@ impl Calls {
 
     /// Time within which a request has an answer, whatever happens.
     pub(super) fn patience(&self) -> Duration {
-        share(self.state().request_timeout)
+        share(self.state().request_timeout, self.plugin.deadline_percent())
     }
 
     /// The time for this call. `timeout` is what the caller says it will wait, in nanoseconds.
@@ -153,7 +153,7 @@ impl Calls {
         if let Ok(timeout @ 1..) = u64::try_from(timeout) {
             allowed = allowed.min(Duration::from_nanos(timeout));
         }
-        let deadline = now + share(allowed);
+        let deadline = now + share(allowed, self.plugin.deadline_percent());
         if method != Method::Synchronize {
             return deadline;
         }

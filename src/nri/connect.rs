@@ -126,6 +126,7 @@ async fn kept<F: Future<Output = ()>>(
     let identity = &options.identity;
     let (lock, end) = match Lock::take(&options.lock)? {
         Ok(lock) => {
+            plugin.connected(u32::try_from(nix::unistd::getppid().as_raw()).ok());
             let end = serve(stream, Arc::clone(plugin), identity, stop.as_mut()).await;
             (Some(lock), end)
         }
@@ -182,6 +183,7 @@ async fn dial<F: Future<Output = ()>>(
             Err(error) => format!("cannot reach {}: {error}", options.socket.display()),
             Ok(stream) => {
                 let identity = &options.identity;
+                plugin.connected(peer(&stream));
                 let end = serve(stream, Arc::clone(plugin), identity, stop.as_mut()).await;
                 if matches!(end.reason, Reason::Stopped) {
                     return;
@@ -205,6 +207,13 @@ async fn dial<F: Future<Output = ()>>(
         attempt = attempt.saturating_add(1);
     }
     tracing::info!("the runtime that started this plugin is gone");
+}
+
+/// The process at the other end: the one that listened. 0 is one that this PID namespace does not
+/// show.
+fn peer(stream: &UnixStream) -> Option<u32> {
+    let pid = stream.peer_cred().ok()?.pid()?;
+    u32::try_from(pid).ok().filter(|&pid| pid > 0)
 }
 
 /// The pause after so many failures: doubled each time, shortened by up to a quarter so that those

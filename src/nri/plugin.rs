@@ -18,7 +18,7 @@ pub struct Configuration {
     /// that the runtime did not start itself.
     pub config: String,
     /// After this time without an answer the runtime drops the plugin and goes on without it. The
-    /// session answers an error after three quarters of it.
+    /// session answers an error after a part of it ([`Plugin::deadline_percent`]).
     pub request_timeout: Duration,
     /// Within this time a plugin has to register.
     pub registration_timeout: Duration,
@@ -40,8 +40,8 @@ pub struct Pieces {
 /// The receiver of a runtime's calls.
 ///
 /// The runtime holds one lock for all calls on the node, so every call is to be short; nothing
-/// here may block the thread. A call is dropped at its next `await` when its time is up (three
-/// quarters of the runtime's) or the session ends.
+/// here may block the thread. A call is dropped at its next `await` when its time is up
+/// ([`Plugin::deadline_percent`] of the runtime's) or the session ends.
 ///
 /// Where a method returns a `Result`, an `Err` fails the operation: creation, update or start of
 /// the container; its text is what the user sees, as it stands. So do a panic and a call that is
@@ -50,6 +50,17 @@ pub struct Pieces {
 /// error from RunPodSandbox leaks the sandbox on containerd 2.0 to 2.2.5 and 2.3.0 to 2.3.2.)
 #[async_trait]
 pub trait Plugin: Send + Sync + 'static {
+    /// A stream to a runtime is there, which that process holds; `None` where it cannot be told.
+    /// Called before [`Self::configure`].
+    fn connected(&self, runtime: Option<u32>) {
+        let _ = runtime;
+    }
+
+    /// The part of the runtime's request timeout after which a call is answered with an error.
+    fn deadline_percent(&self) -> u8 {
+        75
+    }
+
     /// A session begins. The events to subscribe to; those that the runtime does not know are
     /// left out of the subscription.
     async fn configure(&self, configuration: Configuration) -> Result<Events, String>;
