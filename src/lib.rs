@@ -4,8 +4,12 @@
 //! (what the admin allows) go into `grant::decide`, which answers with a [`grant::Grant`] or a
 //! refusal; `edit` translates a grant into what a runtime understands.
 
+#[cfg(all(feature = "cli", feature = "nri"))]
+pub mod cli;
 #[cfg(feature = "nri")]
 pub mod daemon;
+#[cfg(all(feature = "cli", feature = "nri"))]
+pub mod doctor;
 pub mod grant;
 pub mod inventory;
 pub mod netlink;

@@ -1,0 +1,4 @@
+//! The commands that a person types, one file each.
+
+pub mod exit;
+pub mod output;

@@ -1,0 +1,403 @@
+//! NRI's settings as containerd and CRI-O will read them: the main file, what it imports, and
+//! settings that sit in a table where nobody looks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml::{Table, Value};
+
+/// Where containerd reads NRI's settings.
+pub const CONTAINERD_TABLE: &str = "io.containerd.nri.v1.nri";
+
+/// Keys that only NRI has; in any other table they are without effect.
+const NRI_KEYS: [&str; 4] = [
+    "plugin_request_timeout",
+    "plugin_registration_timeout",
+    "disable_connections",
+    "plugin_config_path",
+];
+
+/// Imports beyond this number are not followed: containerd itself only stops at circles.
+const MOST_FILES: usize = 256;
+
+/// NRI's settings; `None` where the files leave the runtime's default.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NriConfig {
+    /// `version` of containerd's main file; 1 where it has none.
+    pub version: i64,
+    /// Files read, in the order in which they are merged.
+    pub files: Vec<PathBuf>,
+    /// NRI is on.
+    pub enabled: Option<bool>,
+    /// Plugins may connect from outside.
+    pub connections: Option<bool>,
+    /// Socket.
+    pub socket: Option<String>,
+    /// Longest time for an answer.
+    pub request_timeout: Option<Duration>,
+    /// Longest time from connection to registration.
+    pub registration_timeout: Option<Duration>,
+    /// The default validator is on.
+    pub validator: Option<bool>,
+    /// Plugins without which no container is created.
+    pub required_plugins: Vec<String>,
+    /// Settings without effect, by their path in the file.
+    pub stray: Vec<String>,
+}
+
+/// Why the settings are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum NriConfigError {
+    /// A file could not be read.
+    #[error("{path}: {error}", path = path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A file is no TOML.
+    #[error("{path}: {error}", path = path.display())]
+    Parse {
+        /// Which.
+        path: PathBuf,
+        /// Where in it.
+        error: Box<toml::de::Error>,
+    },
+    /// Imports without end.
+    #[error("{path} imports more than {MOST_FILES} files", path = path.display())]
+    Imports {
+        /// The main file.
+        path: PathBuf,
+    },
+}
+
+/// containerd's settings: `main` and its imports. `locate` turns a path of the node into the file
+/// to read. `whole_tables`: an imported table of a plugin replaces the one before (containerd
+/// 1.x) instead of being merged into it.
+///
+/// # Errors
+/// A file of them cannot be read or parsed.
+pub fn containerd(
+    main: &Path,
+    locate: &dyn Fn(&Path) -> PathBuf,
+    whole_tables: bool,
+) -> Result<NriConfig, NriConfigError> {
+    let mut merged = Table::new();
+    let mut files: Vec<PathBuf> = Vec::new();
+    let mut pending = vec![main.to_owned()];
+    let mut version = None;
+    while !pending.is_empty() {
+        let path = pending.remove(0);
+        if files.contains(&path) {
+            continue;
+        }
+        if files.len() == MOST_FILES {
+            return Err(NriConfigError::Imports { path: main.to_owned() });
+        }
+        let table = read(&path, &locate(&path))?;
+        version
+            .get_or_insert_with(|| table.get("version").and_then(Value::as_integer).unwrap_or(1));
+        let imports = table.get("imports").and_then(Value::as_array).cloned().unwrap_or_default();
+        for import in imports.iter().filter_map(Value::as_str) {
+            let import = path.parent().unwrap_or_else(|| Path::new("/")).join(import);
+            pending.extend(expand(&import, locate));
+        }
+        files.push(path);
+        merge(&mut merged, table, if whole_tables { 2 } else { usize::MAX });
+    }
+    let stray = stray(&merged, &["plugins", CONTAINERD_TABLE]);
+    let nri = merged.get("plugins").and_then(|v| v.get(CONTAINERD_TABLE));
+    let boolean = |key: &str| nri.and_then(|table| table.get(key)).and_then(Value::as_bool);
+    let text = |key: &str| nri.and_then(|table| table.get(key)).and_then(Value::as_str);
+    let validator = nri.and_then(|table| table.get("default_validator"));
+    Ok(NriConfig {
+        version: version.unwrap_or(1),
+        files,
+        enabled: boolean("disable").map(|off| !off),
+        connections: boolean("disable_connections").map(|off| !off),
+        socket: text("socket_path").map(str::to_owned),
+        request_timeout: text("plugin_request_timeout").and_then(duration),
+        registration_timeout: text("plugin_registration_timeout").and_then(duration),
+        validator: validator.and_then(|table| table.get("enable")).and_then(Value::as_bool),
+        required_plugins: validator
+            .map(|table| strings(table, "required_plugins"))
+            .unwrap_or_default(),
+        stray,
+    })
+}
+
+/// CRI-O's settings: `crio.conf` and the files of `crio.conf.d` in `folder`, either of which may be
+/// missing.
+///
+/// # Errors
+/// A file of them cannot be read or parsed.
+pub fn crio(folder: &Path) -> Result<NriConfig, NriConfigError> {
+    let mut files = vec![folder.join("crio.conf")];
+    let mut drop_ins: Vec<PathBuf> = fs::read_dir(folder.join("crio.conf.d"))
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    drop_ins.sort();
+    files.extend(drop_ins);
+    files.retain(|path| path.is_file());
+    let mut merged = Table::new();
+    for path in &files {
+        merge(&mut merged, read(path, path)?, usize::MAX);
+    }
+    let nri = merged.get("crio").and_then(|v| v.get("nri"));
+    let boolean = |table: Option<&Value>, key: &str| table?.get(key)?.as_bool();
+    let text = |key: &str| nri.and_then(|table| table.get(key)).and_then(Value::as_str);
+    let validator = nri.and_then(|table| table.get("default_validator"));
+    Ok(NriConfig {
+        version: 0,
+        files,
+        enabled: boolean(nri, "enable_nri"),
+        connections: boolean(nri, "nri_disable_connections").map(|off| !off),
+        socket: text("nri_listen").map(str::to_owned),
+        request_timeout: text("nri_plugin_request_timeout").and_then(duration),
+        registration_timeout: text("nri_plugin_registration_timeout").and_then(duration),
+        validator: boolean(validator, "nri_enable_default_validator"),
+        required_plugins: validator
+            .map(|table| strings(table, "nri_validator_required_plugins"))
+            .unwrap_or_default(),
+        stray: Vec::new(),
+    })
+}
+
+fn read(path: &Path, file: &Path) -> Result<Table, NriConfigError> {
+    let text = fs::read_to_string(file)
+        .map_err(|error| NriConfigError::Read { path: path.to_owned(), error })?;
+    toml::from_str(&text)
+        .map_err(|error| NriConfigError::Parse { path: path.to_owned(), error: Box::new(error) })
+}
+
+/// Files that an import stands for: itself, or those that match when its last part has a `*`, in
+/// the order of their names.
+fn expand(import: &Path, locate: &dyn Fn(&Path) -> PathBuf) -> Vec<PathBuf> {
+    let pattern = import.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if !pattern.contains('*') {
+        return vec![import.to_owned()];
+    }
+    let folder = import.parent().unwrap_or_else(|| Path::new("/"));
+    let Ok(entries) = fs::read_dir(locate(folder)) else {
+        return Vec::new();
+    };
+    let mut names: Vec<_> = entries
+        .flatten()
+        .map(|entry| entry.file_name())
+        .filter(|name| name.to_str().is_some_and(|name| crate::policy::wildcard(pattern, name)))
+        .collect();
+    names.sort();
+    names.into_iter().map(|name| folder.join(name)).collect()
+}
+
+/// Puts `from` over `into`: tables are merged down to `depth`, lists are joined, other values
+/// replaced.
+fn merge(into: &mut Table, from: Table, depth: usize) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(Value::Table(old)), Value::Table(new)) if depth > 1 => {
+                merge(old, new, depth - 1);
+            }
+            (Some(Value::Array(old)), Value::Array(new)) => {
+                for item in new {
+                    if !old.contains(&item) {
+                        old.push(item);
+                    }
+                }
+            }
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+}
+
+/// Paths of [`NRI_KEYS`] outside of the table `home`.
+fn stray(table: &Table, home: &[&str]) -> Vec<String> {
+    fn walk(table: &Table, home: &[&str], path: &mut Vec<String>, found: &mut Vec<String>) {
+        let at_home = path.iter().map(String::as_str).eq(home.iter().copied());
+        for (key, value) in table {
+            path.push(key.clone());
+            if !at_home && NRI_KEYS.contains(&key.as_str()) {
+                found.push(path.join("."));
+            }
+            if let Value::Table(inner) = value {
+                walk(inner, home, path, found);
+            }
+            path.pop();
+        }
+    }
+    let mut found = Vec::new();
+    walk(table, home, &mut Vec::new(), &mut found);
+    found
+}
+
+fn strings(table: &Value, key: &str) -> Vec<String> {
+    let list = table.get(key).and_then(Value::as_array);
+    list.into_iter().flatten().filter_map(|item| item.as_str().map(str::to_owned)).collect()
+}
+
+/// A duration as Go writes it: `2s`, `500ms`, `1m30s`, `1.5s`.
+pub fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text.trim();
+    if rest.is_empty() {
+        return None;
+    }
+    let mut seconds = 0.0_f64;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let unit = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        seconds += number
+            * match &rest[..unit] {
+                "h" => 3600.0,
+                "m" => 60.0,
+                "s" => 1.0,
+                "ms" => 1e-3,
+                "us" | "µs" => 1e-6,
+                "ns" => 1e-9,
+                _ => return None,
+            };
+        rest = &rest[unit..];
+    }
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    fn read_containerd(files: &[(&str, &str)], whole: bool) -> Result<NriConfig, NriConfigError> {
+        let folder = tree(files);
+        let root = folder.path().to_owned();
+        let locate = move |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
+        containerd(Path::new("/etc/containerd/config.toml"), &locate, whole)
+    }
+
+    #[test]
+    fn durations_are_gos() {
+        for (text, millis) in [
+            ("2s", Some(2000)),
+            ("500ms", Some(500)),
+            ("1m30s", Some(90_000)),
+            ("1.5s", Some(1500)),
+            ("2", None),
+            ("", None),
+            ("s", None),
+            ("2x", None),
+            ("-2s", None),
+        ] {
+            assert_eq!(duration(text), millis.map(Duration::from_millis), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn imports_are_merged_in_order() {
+        let files = [
+            (
+                "etc/containerd/config.toml",
+                "version = 3\nimports = ['/etc/containerd/conf.d/*.toml']\n\
+                 [plugins.'io.containerd.nri.v1.nri']\ndisable = true\nsocket_path = '/run/a.sock'\n",
+            ),
+            (
+                "etc/containerd/conf.d/20-b.toml",
+                "[plugins.'io.containerd.nri.v1.nri']\nplugin_request_timeout = '3s'\n",
+            ),
+            (
+                "etc/containerd/conf.d/10-a.toml",
+                "[plugins.'io.containerd.nri.v1.nri']\ndisable = false\n\
+                 plugin_request_timeout = '1s'\n[plugins.'io.containerd.nri.v1.nri'.default_validator]\n\
+                 enable = true\nrequired_plugins = ['rdma-ctk']\n",
+            ),
+            ("etc/containerd/conf.d/readme.txt", "not read"),
+        ];
+        let config = read_containerd(&files, false).unwrap();
+        assert_eq!(config.enabled, Some(true));
+        assert_eq!(config.socket.as_deref(), Some("/run/a.sock"));
+        assert_eq!(config.request_timeout, Some(Duration::from_secs(3)));
+        assert_eq!(config.validator, Some(true));
+        assert_eq!(config.required_plugins, ["rdma-ctk"]);
+        assert_eq!(config.files.len(), 3);
+        // containerd 1.x takes the last table of a plugin as a whole.
+        let config = read_containerd(&files, true).unwrap();
+        assert_eq!(config.enabled, None);
+        assert_eq!(config.socket, None);
+        assert_eq!(config.request_timeout, Some(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn a_circle_of_imports_ends() {
+        let config = read_containerd(
+            &[
+                ("etc/containerd/config.toml", "version = 2\nimports = ['more.toml']\n"),
+                ("etc/containerd/more.toml", "imports = ['config.toml']\n"),
+            ],
+            false,
+        );
+        assert_eq!(config.unwrap().version, 2);
+    }
+
+    #[test]
+    fn settings_in_the_wrong_table_are_named() {
+        let config = read_containerd(
+            &[(
+                "etc/containerd/config.toml",
+                "version = 2\nplugin_request_timeout = '10s'\n[plugins.'io.containerd.nri.v1.nri']\n\
+                 disable = false\n[plugins.'io.containerd.grpc.v1.cri']\n\
+                 plugin_registration_timeout = '10s'\n",
+            )],
+            false,
+        )
+        .unwrap();
+        assert_eq!(config.request_timeout, None);
+        assert_eq!(
+            config.stray,
+            [
+                "plugin_request_timeout",
+                "plugins.io.containerd.grpc.v1.cri.plugin_registration_timeout"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_broken_file_is_named_with_its_place() {
+        let error =
+            read_containerd(&[("etc/containerd/config.toml", "version = [")], false).unwrap_err();
+        assert!(error.to_string().starts_with("/etc/containerd/config.toml: "), "{error}");
+        let error =
+            read_containerd(&[("etc/containerd/config.toml", "imports = ['gone.toml']")], false)
+                .unwrap_err();
+        assert!(error.to_string().starts_with("/etc/containerd/gone.toml: "), "{error}");
+    }
+
+    #[test]
+    fn crio_has_its_own_words() {
+        let folder = tree(&[
+            ("crio.conf", "[crio.nri]\nenable_nri = true\n"),
+            (
+                "crio.conf.d/10-nri.conf",
+                "[crio.nri]\nnri_plugin_request_timeout = '4s'\nnri_disable_connections = true\n\
+                 [crio.nri.default_validator]\nnri_enable_default_validator = true\n",
+            ),
+        ]);
+        let config = crio(folder.path()).unwrap();
+        assert_eq!(config.enabled, Some(true));
+        assert_eq!(config.connections, Some(false));
+        assert_eq!(config.request_timeout, Some(Duration::from_secs(4)));
+        assert_eq!(config.validator, Some(true));
+        assert_eq!(crio(Path::new("/nowhere")).unwrap(), NriConfig::default());
+    }
+}

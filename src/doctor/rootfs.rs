@@ -1,0 +1,100 @@
+//! Looking into a running container's root file system. What is in there is the tenant's: a path
+//! is resolved as the container itself would resolve it (openat2(2), `RESOLVE_IN_ROOT`), so that
+//! no link leads out, and nothing but a regular file is read, so that no pipe blocks.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::dir::Dir;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+
+/// Longest file that is read.
+const LONGEST: u64 = 64 << 10;
+
+/// A container's root.
+#[derive(Debug)]
+pub struct Rootfs(File);
+
+impl Rootfs {
+    /// The root at that path, which is the host's (`/proc/PID/root`); `None` where it cannot be
+    /// opened.
+    pub fn open(path: &Path) -> Option<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags((OFlag::O_PATH | OFlag::O_DIRECTORY).bits());
+        options.open(path).ok().map(Self)
+    }
+
+    fn at(&self, path: &str, flags: OFlag) -> Option<File> {
+        let how = OpenHow::new()
+            .flags(flags | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let path = Path::new(".").join(path.trim_start_matches('/'));
+        openat2(self.0.as_fd(), &path, how).ok().map(File::from)
+    }
+
+    /// Whether there is something at that path.
+    pub fn exists(&self, path: &str) -> bool {
+        self.at(path, OFlag::O_PATH).is_some()
+    }
+
+    /// Text of a regular file; `None` where there is none, or it is longer than 64 KiB.
+    pub fn read(&self, path: &str) -> Option<String> {
+        let file = self.at(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
+        if !file.metadata().ok()?.is_file() {
+            return None;
+        }
+        let mut text = String::new();
+        file.take(LONGEST + 1).read_to_string(&mut text).ok()?;
+        (text.len() as u64 <= LONGEST).then_some(text)
+    }
+
+    /// Names in a folder; empty where there is none.
+    pub fn list(&self, path: &str) -> Vec<String> {
+        let Some(folder) = self.at(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY) else {
+            return Vec::new();
+        };
+        let Ok(mut folder) = Dir::from_fd(folder.into()) else { return Vec::new() };
+        let mut names: Vec<String> = folder
+            .iter()
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned))
+            .filter(|name| name != "." && name != "..")
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_stay_inside_and_pipes_do_not_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let outside = folder.path().join("secret");
+        fs::write(&outside, "outside").unwrap();
+        let root = folder.path().join("root");
+        fs::create_dir_all(root.join("etc")).unwrap();
+        fs::write(root.join("etc/file"), "inside").unwrap();
+        symlink("/etc/file", root.join("absolute")).unwrap();
+        symlink(&outside, root.join("out")).unwrap();
+        symlink("../secret", root.join("up")).unwrap();
+        nix::unistd::mkfifo(&root.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let root = Rootfs::open(&root).unwrap();
+        assert_eq!(root.read("absolute").as_deref(), Some("inside"));
+        for name in ["out", "up", "pipe", "etc", "none"] {
+            assert_eq!(root.read(name), None, "{name}");
+        }
+        assert!(root.exists("pipe"));
+        assert!(!root.exists("out"));
+        assert_eq!(root.list("/"), ["absolute", "etc", "out", "pipe", "up"]);
+        assert_eq!(root.list("none"), [""; 0]);
+    }
+}
