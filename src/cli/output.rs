@@ -90,7 +90,7 @@ mod tests {
         let json = render(Format::Json, &value).unwrap().unwrap();
         assert_eq!(json, "{\n  \"name\": \"mlx5_0\",\n  \"ports\": [\n    1,\n    2\n  ]\n}\n");
         let yaml = render(Format::Yaml, &value).unwrap().unwrap();
-        assert_eq!(yaml, "name: mlx5_0\nports:\n  - 1\n  - 2\n");
+        assert_eq!(yaml, "name: mlx5_0\nports:\n- 1\n- 2\n");
         assert_eq!(render(Format::Table, &value).unwrap(), None);
     }
 }
