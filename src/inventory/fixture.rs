@@ -2,23 +2,30 @@
 //! read, unpacked into a folder that [`Roots::below`](crate::roots::Roots::below) takes.
 //!
 //! ```text
-//! # The folder that the following paths are in; `{…}` gives every lane of the block its own part.
-//! [sys/devices/pci0000:{15,37}/0000:{15,37}:01.0/0000:{18,40}:00.0]
+//! # A word for a text, used as `$(root)`.
+//! $root = {15,37}
+//! # The folder that the following paths are in. `{…}` gives every lane of the block its own part;
+//! # parts that have commas in them are separated by `|`.
+//! [sys/devices/pci0000:$(root)/0000:$(root):01.0/0000:{18,40}:00.0]
 //! vendor = 0x15b3
 //! infiniband/mlx5_{0,3}/node_type = 1: CA
-//! # `<a..b>` is every number of a range, on top of the lanes; `<>` on the right repeats it.
-//! infiniband/mlx5_{0,3}/ports/1/gids/<1..255> = 0000:0000:0000:0000:0000:0000:0000:0000
-//! # A path from the fixture's root, and a link, which becomes a relative one as in sysfs.
-//! /sys/class/infiniband/mlx5_{0,3} -> /sys/devices/…
+//! # `<a..b>` is every number of a range, on top of the lanes; `<a..b/2>` is every second one.
+//! infiniband/mlx5_{0,3}/ports/1/gids/<2..255> = 0000:0000:0000:0000:0000:0000:0000:0000
+//! # On the right `<>` is that number, `<-1>` and `<+1>` are its neighbours.
+//! infiniband/mlx5_{0,3}/ports/1/gids/<1..1> = fe80:0000:0000:0000:0000:0000:0000:000<>
+//! # A path from the fixture's root, and a link, which becomes a relative one as in sysfs; `@` is
+//! # the folder of the block.
+//! /sys/class/infiniband/mlx5_{0,3} -> @/infiniband/mlx5_{0,3}
 //! # A device node: a plain file with that mode, since a real one could be opened.
 //! /dev/infiniband/uverbs{0,3} : 0666
 //! # An empty folder.
 //! net/
 //! ```
 //!
-//! A text after `=` gets a line feed, as sysfs gives; `\n` in it is one more. An empty one is an
-//! empty line.
+//! A text after `=` gets a line feed, as sysfs gives; `\n` in it is one more, and `\t` is a tab.
+//! An empty one is an empty line.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -113,11 +120,21 @@ fn relative(path: &str, target: &str) -> String {
 pub fn parse(text: &str) -> Result<Vec<(String, Entry)>, (usize, &'static str)> {
     let mut folder = String::new();
     let mut entries = Vec::new();
+    let mut words = Vec::new();
+    let mut paths = HashSet::new();
     for (number, line) in text.lines().enumerate().map(|(at, line)| (at + 1, line.trim())) {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
         let mistake = |reason| (number, reason);
+        let line = with_words(line, &words).map_err(mistake)?;
+        let line = line.as_str();
+        if let Some((word, meaning)) =
+            line.strip_prefix('$').and_then(|line| line.split_once(" = "))
+        {
+            words.push((word.to_owned(), meaning.to_owned()));
+            continue;
+        }
         if let Some(header) = line.strip_prefix('[') {
             let header = header.strip_suffix(']').ok_or((number, "a [folder] without its ]"))?;
             folder = header.trim_matches('/').to_owned();
@@ -128,11 +145,32 @@ pub fn parse(text: &str) -> Result<Vec<(String, Entry)>, (usize, &'static str)> 
         if entries.len() > MOST_FILES {
             return Err(mistake("the tree becomes too large here"));
         }
-        if entries[before..].iter().any(|(path, _)| !is_inside(path)) {
-            return Err(mistake("a path that is empty or leaves the tree"));
+        for (path, _) in &entries[before..] {
+            if !is_inside(path) {
+                return Err(mistake("a path that is empty or leaves the tree"));
+            }
+            if !paths.insert(path.clone()) {
+                return Err(mistake("a path that was there before"));
+            }
         }
     }
     Ok(entries)
+}
+
+/// A line in which every `$(word)` is what it stands for.
+fn with_words(line: &str, words: &[(String, String)]) -> Result<String, &'static str> {
+    let mut seen = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once("$(") {
+        let (word, after) = after.split_once(')').ok_or("a $( without its )")?;
+        let known = words.iter().rev().find(|(known, _)| known == word);
+        let (_, meaning) = known.ok_or("a $(word) that was not given a meaning before")?;
+        seen.push_str(before);
+        seen.push_str(meaning);
+        rest = after;
+    }
+    seen.push_str(rest);
+    Ok(seen)
 }
 
 fn is_inside(path: &str) -> bool {
@@ -146,15 +184,22 @@ fn one(folder: &str, line: &str, into: &mut Vec<(String, Entry)>) -> Result<(), 
         None if folder.is_empty() => path.to_owned(),
         None => format!("{folder}/{path}"),
     };
-    let lanes = match (lanes(&path)?, lanes(value)?) {
+    let value = match (kind, value.strip_prefix('@')) {
+        (Kind::Link, Some(rest)) => format!("/{folder}{rest}"),
+        _ => value.to_owned(),
+    };
+    let lanes = match (lanes(&path)?, lanes(&value)?) {
         (Some(left), Some(right)) if left != right => return Err(LANES),
         (left, right) => left.or(right),
     };
     for lane in 0..lanes.unwrap_or(1) {
-        let (path, value) = (in_lane(&path, lane)?, in_lane(value, lane)?);
+        let (path, value) = (in_lane(&path, lane)?, in_lane(&value, lane)?);
         for (path, value) in each(&path, &value)? {
             let entry = match kind {
-                Kind::File => Entry::File(format!("{}\n", value.replace("\\n", "\n"))),
+                Kind::File => {
+                    let text = value.replace("\\n", "\n").replace("\\t", "\t");
+                    Entry::File(text + "\n")
+                }
                 Kind::Link => Entry::Link(value),
                 Kind::Folder => Entry::Folder,
                 Kind::Node => {
@@ -207,7 +252,10 @@ fn group(text: &str) -> Option<(&str, &str, &str)> {
 fn parts(inside: &str) -> Result<Vec<String>, &'static str> {
     match range(inside)? {
         Some(range) => Ok(range.map(|number| number.to_string()).collect()),
-        None => Ok(inside.split(',').map(str::to_owned).collect()),
+        None => {
+            let separator = if inside.contains('|') { '|' } else { ',' };
+            Ok(inside.split(separator).map(str::to_owned).collect())
+        }
     }
 }
 
@@ -249,19 +297,42 @@ fn in_lane(text: &str, lane: usize) -> Result<String, &'static str> {
     Ok(seen)
 }
 
-/// Every number of the path's `<a..b>`, with `<>` of the value replaced by it.
+/// Every number of the path's `<a..b>`, with the `<…>` of the value replaced by it.
 fn each(path: &str, value: &str) -> Result<Vec<(String, String)>, &'static str> {
     let Some((before, rest)) = path.split_once('<') else {
         return Ok(vec![(path.to_owned(), value.to_owned())]);
     };
     let (inside, after) = rest.split_once('>').ok_or("a < without its >")?;
+    let (inside, step) = match inside.split_once('/') {
+        Some((inside, step)) => (inside, step.parse().map_err(|_| "a step that is no number")?),
+        None => (inside, 1),
+    };
     let range = range(inside)?.ok_or("a <…> that is no range")?;
-    Ok(range
-        .map(|number| {
-            let number = number.to_string();
-            (format!("{before}{number}{after}"), value.replace("<>", &number))
-        })
-        .collect())
+    if step == 0 {
+        return Err("a step of nothing");
+    }
+    range
+        .step_by(step)
+        .map(|number| Ok((format!("{before}{number}{after}"), with_number(value, number)?)))
+        .collect()
+}
+
+/// A value in which `<>` is that number, `<-1>` and `<+1>` its neighbours.
+fn with_number(value: &str, number: u32) -> Result<String, &'static str> {
+    const OFFSET: &str = "a <…> in the text that is neither <>, <+n> nor <-n>";
+    let mut seen = String::new();
+    let mut rest = value;
+    while let Some((before, after)) = rest.split_once('<') {
+        let (offset, after) = after.split_once('>').ok_or(OFFSET)?;
+        let offset =
+            if offset.is_empty() { 0 } else { offset.parse::<i32>().map_err(|_| OFFSET)? };
+        let number = number.checked_add_signed(offset).ok_or(OFFSET)?;
+        seen.push_str(before);
+        seen.push_str(&number.to_string());
+        rest = after;
+    }
+    seen.push_str(rest);
+    Ok(seen)
 }
 
 #[cfg(test)]
@@ -274,19 +345,21 @@ mod tests {
 
     #[test]
     fn lanes_and_ranges_are_expanded() {
-        let text = "# comment\n[sys/a{1,2}]\nx = v{3,4}\n/dev/d{0..1} : 0666\n\
-                    g/<0..1> = n<>\nl -> /sys/b\n\n[]\ntop/\nempty =\n";
+        let text = "# comment\n$ab = {1,2}\n[sys/a$(ab)]\nw = {0,1|2}\nx = v{3,4}\n/dev/d{0..1} : 0666\n\
+                    g/<0..2/2> = n<>,<+1>\nl -> @/b\n\n[]\ntop/\nempty =\n";
         let entries: Vec<(String, Entry)> = [
+            ("sys/a1/w", file("0,1\n")),
+            ("sys/a2/w", file("2\n")),
             ("sys/a1/x", file("v3\n")),
             ("sys/a2/x", file("v4\n")),
             ("dev/d0", Entry::Node(0o666)),
             ("dev/d1", Entry::Node(0o666)),
-            ("sys/a1/g/0", file("n0\n")),
-            ("sys/a1/g/1", file("n1\n")),
-            ("sys/a2/g/0", file("n0\n")),
-            ("sys/a2/g/1", file("n1\n")),
-            ("sys/a1/l", Entry::Link("/sys/b".into())),
-            ("sys/a2/l", Entry::Link("/sys/b".into())),
+            ("sys/a1/g/0", file("n0,1\n")),
+            ("sys/a1/g/2", file("n2,3\n")),
+            ("sys/a2/g/0", file("n0,1\n")),
+            ("sys/a2/g/2", file("n2,3\n")),
+            ("sys/a1/l", Entry::Link("/sys/a1/b".into())),
+            ("sys/a2/l", Entry::Link("/sys/a2/b".into())),
             ("top", Entry::Folder),
             ("empty", file("\n")),
         ]
@@ -308,7 +381,13 @@ mod tests {
             ("a/<5..3> = 1", 1),
             ("a/<x..3> = 1", 1),
             ("a/<0 = 1", 1),
+            ("a/<0..9/0> = 1", 1),
+            ("a/<0..9> = <-1>", 1),
+            ("a/<0..9> = <x>", 1),
             ("a : rw", 1),
+            ("a = $(b", 1),
+            ("a = $(b)", 1),
+            ("a = 1\n[]\n/a = 2", 3),
         ] {
             assert_eq!(parse(text).unwrap_err().0, line, "{text:?}");
         }

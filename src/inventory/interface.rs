@@ -1,6 +1,6 @@
 //! Network interfaces as sysfs shows them: which device each belongs to, and what it is part of.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::attribute::{Folder, Reader};
 use super::node::Interface;
@@ -78,8 +78,11 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Reads `class/net` of `sys`, and of `proc` what tells addresses and the default route.
-    pub(super) fn read(reader: &mut Reader, sys: &Folder) -> Self {
+    /// Reads `class/net` of `sys`. Virtual interfaces, of which a node has one for every pod, are
+    /// taken from `told` where they are in there.
+    pub(super) fn read(reader: &mut Reader, sys: &Folder, told: &[Interface]) -> Self {
+        let told: HashMap<&str, &Interface> =
+            told.iter().map(|interface| (interface.name.as_str(), interface)).collect();
         let Some(class) = reader.folder(sys, "class/net") else { return Self::default() };
         let bonds: HashSet<String> = reader
             .text(&class, "bonding_masters")
@@ -88,7 +91,7 @@ impl Links {
         let all: Vec<Link> = reader
             .names(&class)
             .into_iter()
-            .filter_map(|name| link(reader, &class, name, &bonds))
+            .filter_map(|name| link(reader, &class, name, &bonds, &told))
             .collect();
         let mut links =
             Self { names: all.iter().map(|link| link.interface.name.clone()).collect(), all };
@@ -103,7 +106,7 @@ impl Links {
             .map(|link| self.named(link.controller.as_deref()?).map(|found| found.interface.index))
             .collect();
         for (link, number) in self.all.iter_mut().zip(numbers) {
-            link.interface.controller = number;
+            link.interface.controller = number.or(link.interface.controller);
         }
     }
 
@@ -134,17 +137,28 @@ fn link(
     class: &Folder,
     name: String,
     bonds: &HashSet<String>,
+    told: &HashMap<&str, &Interface>,
 ) -> Option<Link> {
     // What is no link is a control file, such as `bonding_masters`.
     let target = reader.link(class, &name)?;
     let place = Place::of_link("class/net", &target)?;
+    let owner = place.owner().filter(|owner| owner.as_str() != "virtual");
+    if owner.is_none()
+        && let Some(interface) = told.get(name.as_str())
+    {
+        return Some(Link {
+            interface: (*interface).clone(),
+            owner,
+            mac: String::new(),
+            device_port: None,
+            ipoib: false,
+            port_name: None,
+            controller: None,
+        });
+    }
     let at = reader.folder(class, &name)?;
     let index = reader.number(&at, "ifindex")?;
     let lower = reader.number(&at, "iflink").filter(|&lower| lower != index && lower != 0);
-    let owner = match place.owner() {
-        Some(owner) if owner.as_str() != "virtual" => Some(owner),
-        _ => None,
-    };
     let kind = if bonds.contains(&name) {
         Some("bond".to_owned())
     } else if owner.is_none() {

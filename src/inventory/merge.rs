@@ -43,9 +43,6 @@ pub(super) fn merge(scan: &mut Scan, view: &NetlinkView) {
         scan.netns_mode = mode;
     }
     device(&mut scan.rdma_cm, view.rdma_cm.as_ref(), "the node", remarks);
-    if let Some(interfaces) = &view.interfaces {
-        scan.interfaces.clone_from(interfaces);
-    }
 }
 
 /// Which HCA netlink's device is: by name, else by its uverbs device, which a rename leaves alone.

@@ -3,6 +3,7 @@
 //! [`snapshot`] makes a [`Node`] of two sources: sysfs, which it reads itself, and RDMA netlink,
 //! whose [`NetlinkView`] it is handed where there is one. It is synchronous and keeps nothing.
 
+mod address;
 mod attribute;
 mod chardev;
 pub mod cpuset;
@@ -42,7 +43,8 @@ use attribute::Reader;
 /// What is not there, or goes away while it is read, is absent from the snapshot; what is there
 /// and makes no sense is absent too, and named in [`Node::remarks`]. It does not fail.
 pub fn snapshot(roots: &Roots, netlink: Option<&NetlinkView>) -> Node {
-    let mut scan = sysfs::scan(&mut Reader::new(), roots);
+    let interfaces = netlink.and_then(|view| view.interfaces.as_deref());
+    let mut scan = sysfs::scan(&mut Reader::new(), roots, interfaces);
     if let Some(view) = netlink {
         merge::merge(&mut scan, view);
     }
@@ -76,6 +78,6 @@ pub fn gids(roots: &Roots, hca: &str) -> Vec<PortGids> {
 /// to look at it elsewhere.
 pub fn files(roots: &Roots) -> Vec<PathBuf> {
     let mut reader = Reader::recording();
-    sysfs::scan(&mut reader, roots);
+    sysfs::scan(&mut reader, roots, None);
     reader.into_opened()
 }

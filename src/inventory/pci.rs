@@ -86,6 +86,8 @@ pub(super) fn nearness(one: Seat<'_>, other: Seat<'_>) -> Nearness {
     match (common, one.numa, other.numa) {
         // Host bridge, root port, upstream port of the switch.
         (3.., _, _) => Nearness::Switch,
+        // A host bridge is on one NUMA node: where two are known, the tree is a pretended one.
+        (1.., Some(one), Some(other)) if one != other => Nearness::Other,
         (1.., _, _) => Nearness::HostBridge,
         (0, Some(one), Some(other)) if one == other => Nearness::NumaNode,
         (0, Some(_), Some(_)) => Nearness::Other,
@@ -150,6 +152,7 @@ mod tests {
             ("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.1", 0, Nearness::Switch),
             // Another root port.
             ("pci0000:15/0000:15:03.0/0000:20:00.0", 0, Nearness::HostBridge),
+            ("pci0000:15/0000:15:04.0/0000:21:00.0", 1, Nearness::Other),
             ("pci0000:37/0000:37:01.0/0000:40:00.0", 0, Nearness::NumaNode),
             ("pci0000:97/0000:97:01.0/0000:9a:00.0", 1, Nearness::Other),
         ] {

@@ -30,6 +30,12 @@ pub(super) fn settle(scan: &mut Scan) {
     for found in hcas.iter_mut() {
         found.hca.role = role(found, links, &owned, &crowd);
         found.hca.home = home(found, links, &owned);
+        if found.hca.role == Role::Representor {
+            let representor = |name: &String| links.named(name).is_some_and(Link::is_representor);
+            for port in &mut found.hca.ports {
+                port.netdev.take_if(|name| !representor(name));
+            }
+        }
     }
 }
 
@@ -76,12 +82,18 @@ fn netdev(
 ) -> Option<String> {
     let told = told(found, port.number).flatten();
     let seen = seen_netdev(found, port, links, owned);
-    let bond = gid_netdevs(port).find(|name| links.is_bond(name));
-    if let Some(bond) = bond {
-        return Some(bond.to_owned());
+    let controller = |name: Option<&str>| links.named(name?)?.controller.as_deref();
+    // The addresses of a bond's member, or of the function behind an Azure interface, are on what
+    // it is a member of, and so are its GIDs.
+    let above = controller(seen);
+    let addressed = gid_netdevs(port).find(|name| Some(*name) == above || links.is_bond(name));
+    if let Some(name) = addressed {
+        return Some(name.to_owned());
     }
     if let (Some(told), Some(seen)) = (told, seen)
         && told != seen
+        && above != Some(told)
+        && controller(Some(told)) != Some(seen)
         && !links.named(told).is_some_and(Link::is_representor)
     {
         remarks.push(format!(

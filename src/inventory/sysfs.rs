@@ -1,5 +1,6 @@
 //! The inventory's sysfs source: one pass over the trees of a [`Roots`].
 
+use super::address;
 use super::attribute::{Folder, Reader};
 use super::chardev;
 use super::gpu;
@@ -11,7 +12,7 @@ use super::pci::Place;
 use crate::roots::Roots;
 
 /// What was read, before it is settled what each HCA is among its kin.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Scan {
     pub(super) hcas: Vec<Found>,
     pub(super) links: Links,
@@ -25,33 +26,25 @@ pub(super) struct Scan {
     pub(super) remarks: Vec<String>,
 }
 
-/// Reads everything. Nothing there is an empty scan, not an error: a machine without RDMA has no
+/// Reads everything; of the interfaces only what `interfaces`, which rtnetlink told, does not
+/// have. Nothing there is an empty scan, not an error: a machine without RDMA has no
 /// `class/infiniband` at all.
-pub(super) fn scan(reader: &mut Reader, roots: &Roots) -> Scan {
+pub(super) fn scan(reader: &mut Reader, roots: &Roots, interfaces: Option<&[Interface]>) -> Scan {
     let Some(sys) = reader.open(&roots.sys) else {
-        return Scan {
-            hcas: Vec::new(),
-            links: Links::default(),
-            interfaces: Vec::new(),
-            rdma_cm: None,
-            netns_mode: NetnsMode::default(),
-            gpus: Vec::new(),
-            gpudirect: Vec::new(),
-            processors: Processors::default(),
-            remarks: vec![format!("{}: no sysfs there", roots.sys.display())],
-        };
+        let remarks = vec![format!("{}: no sysfs there", roots.sys.display())];
+        return Scan { remarks, ..Scan::default() };
     };
     // Before the HCAs: one that comes in between is then found by its class, while one that was
     // listed here and is not found there is looked at again.
     let uverbs = chardev::uverbs(reader, &sys);
     let mads = chardev::mads(reader, &sys);
     let hcas = hca::hcas(reader, &sys, &uverbs, &mads);
-    let links = Links::read(reader, &sys);
+    let links = Links::read(reader, &sys, interfaces.unwrap_or_default());
     let processors = numa::processors(reader, &sys);
     let gpus = gpu::gpus(reader, &sys, &roots.proc);
     let gpudirect = gpu::direct(reader, &sys, &roots.proc, &gpus);
     let mut scan = Scan {
-        interfaces: links.all.iter().map(|link| link.interface.clone()).collect(),
+        interfaces: Vec::new(),
         hcas,
         links,
         rdma_cm: chardev::rdma_cm(reader, &sys),
@@ -62,6 +55,16 @@ pub(super) fn scan(reader: &mut Reader, roots: &Roots) -> Scan {
         remarks: Vec::new(),
     };
     place(reader, &sys, &mut scan);
+    scan.interfaces = match interfaces {
+        Some(told) => told.to_vec(),
+        None => {
+            let mut seen: Vec<Interface> =
+                scan.links.all.iter().map(|link| link.interface.clone()).collect();
+            let ports = scan.hcas.iter().flat_map(|found| &found.hca.ports);
+            address::add(reader, &roots.proc, &mut seen, ports);
+            seen
+        }
+    };
     scan.remarks = reader.take_remarks();
     scan
 }
