@@ -1,0 +1,320 @@
+//! The containers that live and have something to do with us: what each was given, which records
+//! there are, and which containers the runtime has told us of at all.
+
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::metrics::node::Holder;
+use super::records::{PodName, Record, Verdict};
+use crate::grant::Grant;
+use crate::inventory::{CpuSet, Node};
+use crate::request::Request;
+
+/// What a living container was given, as far as that is needed later.
+#[derive(Debug, Clone)]
+pub struct Granted {
+    /// Its pod.
+    pub pod: PodName,
+    /// Its name.
+    pub name: String,
+    /// Kernel names of its adapters.
+    pub adapters: Vec<String>,
+    /// Paths of the device nodes that were added.
+    pub devices: Vec<String>,
+    /// CPUs that it was narrowed to.
+    pub cpus: Option<CpuSet>,
+    /// Adapters to which none of its CPUs is next.
+    pub far: Vec<String>,
+    /// What it asked, kept where a file of ours is bound into it, to write that anew.
+    pub request: Option<Arc<Request>>,
+    /// It has been let start.
+    pub started: bool,
+}
+
+impl Granted {
+    /// What is kept of a grant.
+    pub fn new(pod: PodName, name: &str, grant: &Grant) -> Self {
+        Self {
+            pod,
+            name: name.to_owned(),
+            adapters: grant.adapters.iter().map(|adapter| adapter.name.clone()).collect(),
+            devices: grant
+                .devices
+                .iter()
+                .filter(|device| !device.rule_only)
+                .map(|device| device.path.clone())
+                .collect(),
+            cpus: grant.cpus.clone(),
+            far: Vec::new(),
+            request: None,
+            started: false,
+        }
+    }
+
+    /// Notes which adapters are not next to any of the CPUs that the container has.
+    pub fn measure(&mut self, node: &Node, cpus: Option<&CpuSet>) {
+        let Some(cpus) = self.cpus.as_ref().or(cpus) else { return };
+        let far = |name: &&String| {
+            node.hca(name).is_some_and(|hca| {
+                !hca.local_cpus.is_empty() && hca.local_cpus.intersection(cpus).is_empty()
+            })
+        };
+        self.far = self.adapters.iter().filter(far).cloned().collect();
+    }
+}
+
+/// The book of containers.
+#[derive(Debug, Default)]
+pub struct Containers {
+    inner: Mutex<Inner>,
+    hasher: RandomState,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    granted: HashMap<String, Granted>,
+    /// Containers on record.
+    recorded: HashSet<String>,
+    /// By sandbox and name: the identifier under which the last refusal is on record. Each try
+    /// has another one.
+    refused: HashMap<(String, String), String>,
+    /// Hashes of the identifiers of all containers that the runtime has told of.
+    told: HashSet<u64>,
+}
+
+impl Containers {
+    /// Takes over what is on record from before this process.
+    pub fn recall(&self, records: Vec<Record>) {
+        let mut inner = self.inner();
+        for record in records {
+            match record.verdict {
+                Verdict::Granted { grant } => {
+                    let mut granted = Granted::new(record.pod, &record.name, &grant);
+                    // Whether it was is not known, and no longer matters.
+                    granted.started = true;
+                    inner.granted.insert(record.id.clone(), granted);
+                }
+                Verdict::Refused { .. } => {
+                    inner.refused.insert((record.pod.sandbox, record.name), record.id.clone());
+                }
+                Verdict::Waived { .. } | Verdict::Slipped { .. } | Verdict::Left { .. } => {}
+            }
+            inner.recorded.insert(record.id);
+        }
+    }
+
+    /// The runtime has told of that container. True: for the first time.
+    pub fn tell(&self, id: &str) -> bool {
+        let hash = self.hasher.hash_one(id);
+        self.inner().told.insert(hash)
+    }
+
+    /// Whether the runtime has told of that container.
+    pub fn was_told(&self, id: &str) -> bool {
+        let hash = self.hasher.hash_one(id);
+        self.inner().told.contains(&hash)
+    }
+
+    /// A container was given something. Returned is the identifier of a refusal that is history.
+    pub fn grant(&self, id: &str, granted: Granted) -> Option<String> {
+        let mut inner = self.inner();
+        let key = (granted.pod.sandbox.clone(), granted.name.clone());
+        inner.granted.insert(id.to_owned(), granted);
+        inner.recorded.insert(id.to_owned());
+        let old = inner.refused.remove(&key);
+        old.inspect(|old| {
+            inner.recorded.remove(old);
+        })
+    }
+
+    /// A container was refused. Returned is the identifier of an earlier refusal that it replaces.
+    pub fn refuse(&self, id: &str, pod: &PodName, name: &str) -> Option<String> {
+        let mut inner = self.inner();
+        inner.recorded.insert(id.to_owned());
+        let old = inner.refused.insert((pod.sandbox.clone(), name.to_owned()), id.to_owned());
+        old.filter(|old| old != id).inspect(|old| {
+            inner.recorded.remove(old);
+        })
+    }
+
+    /// A container is on record for another reason.
+    pub fn record(&self, id: &str) {
+        self.inner().recorded.insert(id.to_owned());
+    }
+
+    /// Whether a container is on record.
+    pub fn is_recorded(&self, id: &str) -> bool {
+        self.inner().recorded.contains(id)
+    }
+
+    /// What a container was given.
+    pub fn granted(&self, id: &str) -> Option<Granted> {
+        self.inner().granted.get(id).cloned()
+    }
+
+    /// A container starts.
+    pub fn start(&self, id: &str) {
+        if let Some(granted) = self.inner().granted.get_mut(id) {
+            granted.started = true;
+        }
+    }
+
+    /// A container does not hold anything any more; what it held.
+    pub fn stop(&self, id: &str) -> Option<Granted> {
+        self.inner().granted.remove(id)
+    }
+
+    /// A container is gone. True: its record has to go too. A refused one was never there, and its
+    /// refusal stays to be asked for as long as its pod.
+    pub fn remove(&self, id: &str) -> bool {
+        let hash = self.hasher.hash_one(id);
+        let mut inner = self.inner();
+        inner.told.remove(&hash);
+        inner.granted.remove(id);
+        let refused = inner.refused.values().any(|refused| refused == id);
+        !refused && inner.recorded.remove(id)
+    }
+
+    /// A pod is gone; the refusals whose records have to go with it.
+    pub fn remove_pod(&self, sandbox: &str) -> Vec<String> {
+        let mut inner = self.inner();
+        let mut gone = Vec::new();
+        inner.refused.retain(|(of, _), id| {
+            let keep = of != sandbox;
+            if !keep {
+                gone.push(id.clone());
+            }
+            keep
+        });
+        for id in &gone {
+            inner.recorded.remove(id);
+        }
+        gone
+    }
+
+    /// These containers and pods are all that there are. Returned are the containers whose records
+    /// are to stay.
+    pub fn retain(
+        &self,
+        containers: &HashSet<String>,
+        sandboxes: &HashSet<String>,
+    ) -> HashSet<String> {
+        let mut inner = self.inner();
+        inner.granted.retain(|id, _| containers.contains(id));
+        inner.granted.shrink_to_fit();
+        inner.refused.retain(|(sandbox, _), _| sandboxes.contains(sandbox));
+        inner.refused.shrink_to_fit();
+        let refused: HashSet<String> = inner.refused.values().cloned().collect();
+        inner.recorded.retain(|id| containers.contains(id) || refused.contains(id));
+        inner.recorded.shrink_to_fit();
+        inner.told = containers.iter().map(|id| self.hasher.hash_one(id)).collect();
+        inner.recorded.clone()
+    }
+
+    /// Who holds which adapter.
+    pub fn holders(&self) -> Vec<Holder> {
+        let inner = self.inner();
+        let mut holders: Vec<Holder> = inner
+            .granted
+            .values()
+            .flat_map(|granted| {
+                granted.adapters.iter().map(|hca| Holder {
+                    namespace: granted.pod.namespace.clone(),
+                    pod: granted.pod.name.clone(),
+                    container: granted.name.clone(),
+                    hca: hca.clone(),
+                    far: granted.far.contains(hca),
+                })
+            })
+            .collect();
+        holders.sort_unstable();
+        // Two containers of one name: one that ended and the one that took its place.
+        holders.dedup();
+        holders
+    }
+
+    /// Containers into which a file of ours is bound, with what they asked.
+    pub fn with_files(&self) -> Vec<(String, PodName, Arc<Request>)> {
+        let inner = self.inner();
+        let kept = inner.granted.iter().filter_map(|(id, granted)| {
+            Some((id.clone(), granted.pod.clone(), Arc::clone(granted.request.as_ref()?)))
+        });
+        kept.collect()
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(sandbox: &str) -> PodName {
+        PodName { sandbox: sandbox.into(), ..PodName::default() }
+    }
+
+    fn granted(sandbox: &str, name: &str) -> Granted {
+        Granted::new(pod(sandbox), name, &Grant::default())
+    }
+
+    fn set(ids: &[&str]) -> HashSet<String> {
+        ids.iter().map(|&id| id.to_owned()).collect()
+    }
+
+    #[test]
+    fn one_refusal_is_kept_of_many_tries() {
+        let book = Containers::default();
+        assert_eq!(book.refuse("c1", &pod("box"), "main"), None);
+        assert_eq!(book.refuse("c2", &pod("box"), "main").as_deref(), Some("c1"));
+        assert_eq!(book.refuse("c3", &pod("box"), "other"), None);
+        // The runtime takes back what it had begun: the refusal is still to be asked for.
+        assert!(!book.remove("c2") && book.is_recorded("c2"));
+        assert_eq!(book.grant("c4", granted("box", "main")).as_deref(), Some("c2"));
+        assert!(!book.is_recorded("c1") && !book.is_recorded("c2") && book.is_recorded("c4"));
+        assert_eq!(book.remove_pod("box"), ["c3"]);
+        assert!(book.remove("c4"));
+        assert!(!book.remove("c4"));
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten_and_refusals_stay_with_their_pods() {
+        let book = Containers::default();
+        for (id, sandbox) in [("a", "box"), ("b", "gone")] {
+            book.grant(id, granted(sandbox, id));
+            book.refuse(&format!("{id}-refused"), &pod(sandbox), "x");
+        }
+        let kept = book.retain(&set(&["a", "new"]), &set(&["box"]));
+        assert_eq!(kept, set(&["a", "a-refused"]));
+        assert!(book.granted("b").is_none());
+        assert!(book.was_told("new") && !book.was_told("b"));
+        assert!(!book.tell("new") && book.tell("newer"));
+    }
+
+    #[test]
+    fn c46_cpus_far_from_the_adapter_are_measured() {
+        let mut container = granted("box", "main");
+        container.adapters = vec!["mlx5_4".into(), "unknown".into()];
+        let mut node = Node::default();
+        let mut hca: crate::inventory::Hca = serde_json::from_value(serde_json::json!({
+            "name": "mlx5_4", "index": null, "driver": "mlx5", "node_type": "ca",
+            "node_guid": "", "firmware": null, "pci": null, "numa": 1, "local_cpus": "32-63",
+            "uverbs": null, "ports": [], "role": {"role": "physical", "vfs": 0},
+            "home": {"home": "host"}
+        }))
+        .unwrap();
+        node.hcas.push(hca.clone());
+        for (given, far) in [(Some("0-7"), true), (Some("0-32"), false), (None, false)] {
+            let mut measured = container.clone();
+            measured.measure(&node, given.map(|list| list.parse().unwrap()).as_ref());
+            assert_eq!(measured.far == ["mlx5_4"], far, "{given:?}");
+        }
+        hca.local_cpus = CpuSet::new();
+        node.hcas = vec![hca];
+        container.measure(&node, Some(&"0-7".parse().unwrap()));
+        assert!(container.far.is_empty());
+    }
+}
