@@ -3,16 +3,29 @@
 //! Annotations, claims and vendors' keys are tenant input. They are parsed here, once, into a
 //! [`Request`]; nothing later sees their text except to quote it.
 
+pub mod annotations;
 pub mod capability;
+pub mod claim;
+pub mod nccl;
+pub mod nearest;
 pub mod quantity;
 
-pub mod nearest;
+mod dialect;
+mod error;
+mod key;
+mod value;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::{CpuSet, PciAddress};
+use crate::inventory::{CpuSet, Node, PciAddress};
+use crate::policy::{Claims, Policy};
+
+pub use annotations::parse;
+pub use error::{Problem, RequestError};
+pub use key::{MARKER, TOLERATE, carries_grant, mentions_us, unmatched_scopes};
 
 /// Suffix of every annotation key of ours.
 pub const SUFFIX: &str = "rdma-ctk.io";
@@ -53,6 +66,46 @@ pub struct Request {
 }
 
 impl Request {
+    /// Everything that one container asks for, by its pod's annotations and by what another plugin
+    /// has put into it.
+    ///
+    /// # Errors
+    /// An annotation that reaches this container cannot be understood.
+    pub fn read(
+        annotations: &BTreeMap<String, String>,
+        container: Container,
+        carrier: Carrier,
+        policy: &Policy,
+        node: &Node,
+    ) -> Result<Self, RequestError> {
+        let claim = match policy.claims {
+            Claims::Off => None,
+            Claims::Limit | Claims::Full => claim::recognise(&container, node),
+        };
+        parse(annotations, container, carrier, policy, claim)
+    }
+
+    /// The request of a container that asks for nothing.
+    pub fn nothing(container: Container, carrier: Carrier) -> Self {
+        Self {
+            container,
+            carrier,
+            devices: None,
+            nodes: BTreeSet::from([NodeKind::Uverbs, NodeKind::RdmaCm]),
+            memlock: Memlock::default(),
+            capabilities: BTreeSet::new(),
+            numa: NumaMode::default(),
+            env: EnvMode::default(),
+            netns: NetnsRequest::default(),
+            smc: SmcMethod::default(),
+            limits: None,
+            require: BTreeSet::new(),
+            claim: None,
+            asked_by: BTreeMap::new(),
+            remarks: Vec::new(),
+        }
+    }
+
     /// Whether the container asked for anything at all, by key or by claim. When false the
     /// container is left byte for byte as it was.
     pub fn asks(&self) -> bool {
@@ -117,6 +170,11 @@ impl Key {
             Self::Limits => "limits",
             Self::Require => "require",
         }
+    }
+
+    /// The annotation key without scope: `devices.rdma-ctk.io`.
+    pub fn annotation(self) -> String {
+        format!("{}.{SUFFIX}", self.word())
     }
 }
 
