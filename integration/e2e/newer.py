@@ -1,9 +1,10 @@
 """containerd with NRI 0.12: plugins validate, some are required, limits and users are visible."""
+import json
 import signal
 
 import outage
 import pods
-from harness import Log, Neighbour, Pod, contains, equal, CONTAINERD_LOG
+from harness import CONTAINERD_LOG, Log, Neighbour, Pod, command, contains, equal, write
 
 REQUIRED = """
 [plugins."io.containerd.nri.v1.nri".default_validator]
@@ -26,6 +27,29 @@ def with_us_required(node):
         node.containerd_up(REQUIRED)
         node.wait_registered(log)
         node.pods["required"] = True
+
+
+def the_official_client_sees_the_same(node):
+    """All else here speaks through our own small CRI client; once, Kubernetes' own does."""
+    write("/run/pod.json", json.dumps({
+        "metadata": {"name": "official", "namespace": "default", "uid": "official"},
+        "annotations": {"devices.rdma-ctk.io": "all"}, "log_directory": "/var/log/pods/official",
+        "linux": {"security_context": {"namespace_options": {"network": 2}}}}))
+    write("/run/container.json", json.dumps({
+        "metadata": {"name": "main"}, "image": {"image": "localhost/test:1"},
+        "command": ["sleep", "100000"], "linux": {}}))
+
+    def crictl(*words):
+        return command("/mnt/crictl/crictl", "--timeout", "60s", "--runtime-endpoint",
+                       "unix:///run/containerd/containerd.sock", *words).strip()
+    pod = crictl("runp", "/run/pod.json")
+    container = crictl("create", pod, "/run/container.json", "/run/pod.json")
+    crictl("start", container)
+    contains(crictl("exec", "--sync", container, "ibv_devinfo"), "PORT_ACTIVE")
+    limits = crictl("exec", "--sync", container, "grep", "locked", "/proc/self/limits")
+    equal(limits.split()[3:5], ["unlimited"] * 2, "the limit")
+    nodes = json.loads(crictl("inspect", container))["info"]["runtimeSpec"]["linux"]["devices"]
+    contains(str([n["path"] for n in nodes]), "/dev/infiniband/uverbs0")
 
 
 def a_limit_that_suffices_is_not_set_again(node):
@@ -74,6 +98,7 @@ CASES = [
     pods.two_pods_exchange_messages,
     pods.c01_a_user_without_capabilities_registers_64_mib,
     pods.c10_an_unknown_adapter_is_refused,
+    the_official_client_sees_the_same,
     a_limit_that_suffices_is_not_set_again,
     outage.c61_started_while_we_were_dead_it_is_named_within_5_seconds,
     required_and_there_pods_are_made,

@@ -11,7 +11,7 @@ import time
 from harness import (CONTAINERD_LOG, DAEMON_LOG, PROGRAM, Log, Pod, contains, cri, equal, expect,
                      lacks, wait_for, write)
 
-SLIPPED = "rdma_ctk_slipped"                      # counts containers that run without their grant
+SLIPPED = "rdma_ctk_slipped_through_total"  # containers that run without their grant
 AUDIT_SECONDS = 5
 
 

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,8 @@ use crate::test::{Options, Tally};
 
 /// The containerd whose NRI has validation, sysctls and visible limits, built with Go.
 const NEWER: &str = "2.4.2";
+/// The official CRI client, likewise.
+const CRICTL: &str = "1.37.0";
 
 /// One boot.
 struct Batch {
@@ -57,6 +59,13 @@ const BATCHES: &[Batch] = &[
         name: "numa",
         about: "two NUMA nodes with a card each",
         machine: &["--containerd=2", "--nodes=2", "--nics=2"],
+        go: false,
+        long: false,
+    },
+    Batch {
+        name: "roce",
+        about: "RoCE adapters on the pods' own interfaces, on kernel 7.2",
+        machine: &["--kernel=next"],
         go: false,
         long: false,
     },
@@ -132,19 +141,20 @@ fn run_batch(batch: &Batch, programs: &Path, options: &Options) -> Tally {
         println!("[{name}] {word} {name}: {why}");
         tally
     };
+    let mut machine: Vec<String> = batch.machine.iter().map(|&option| option.into()).collect();
     if batch.go {
-        let newer = machine::root().join("integration/go-tools");
-        match Command::new(newer).args(["containerd", NEWER]).stdout(Stdio::null()).status() {
-            Ok(status) if status.success() => (),
-            _ => return cannot("containerd cannot be built here: that wants Go and its modules"),
+        match machine::go_tool("containerd", NEWER).and_then(|_| machine::go_tool("crictl", CRICTL))
+        {
+            Ok(folder) => machine.push(format!("--share=crictl={}", folder.display())),
+            Err(error) => return cannot(&format!("{error:#}; that wants Go and its modules")),
         }
     }
-    let mut outcome = boot(batch, programs, options);
+    let mut outcome = boot(batch, &machine, programs, options);
     if let Ok(first) = &outcome
         && first.machine_trouble
     {
         println!("[{name}] the machine failed, not the product: once more");
-        outcome = boot(batch, programs, options);
+        outcome = boot(batch, &machine, programs, options);
     }
     match outcome {
         Ok(outcome) => outcome.judge(name),
@@ -202,8 +212,13 @@ impl Outcome {
     }
 }
 
-fn boot(batch: &Batch, programs: &Path, options: &Options) -> anyhow::Result<Outcome> {
-    let mut machine = batch.machine.to_vec();
+fn boot(
+    batch: &Batch,
+    machine: &[String],
+    programs: &Path,
+    options: &Options,
+) -> anyhow::Result<Outcome> {
+    let mut machine: Vec<&str> = machine.iter().map(String::as_str).collect();
     machine.push(TIME_LIMIT);
     let command = ["python3", "-u", "/mnt/e2e/run.py", batch.name, &options.case];
     let mut child = machine::run(programs, &machine, &command)

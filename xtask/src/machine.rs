@@ -1,9 +1,9 @@
 //! The test machine of `integration/`, and the programs that are tested in it.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
 use crate::process::{cargo, succeed};
 
@@ -25,6 +25,16 @@ pub fn build() -> anyhow::Result<PathBuf> {
     let this = std::env::current_exe().context("cannot tell the path of xtask")?;
     let target = this.ancestors().nth(2).context("xtask is not in a target folder")?;
     Ok(target.join("release"))
+}
+
+/// The folder of a program that Debian does not have, built with Go unless that was done before.
+pub fn go_tool(tool: &str, version: &str) -> anyhow::Result<PathBuf> {
+    let mut command = Command::new(root().join("integration/go-tools"));
+    let output = command.args([tool, version]).stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        bail!("{tool} {version} cannot be built");
+    }
+    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
 }
 
 /// `integration/vm run` with the test scripts at `/mnt/e2e` and the programs at `/mnt/bin`.
