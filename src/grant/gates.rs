@@ -39,6 +39,7 @@ pub(super) fn check(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
         ));
     }
     node_kinds(case)?;
+    gpudirect(case)?;
     if request.container.all_devices {
         notes.warn("devices", "privileged is not needed for RDMA and disables device isolation");
     }
@@ -198,4 +199,17 @@ fn node_kinds(case: &Case<'_>) -> Result<(), Refusal> {
         ));
     }
     Ok(())
+}
+
+fn gpudirect(case: &Case<'_>) -> Result<(), Refusal> {
+    if !case.request.require.contains(&Requirement::Gpudirect) || !case.node.gpudirect.is_empty() {
+        return Ok(());
+    }
+    let why = if case.node.gpus.is_empty() {
+        "this node has no GPU"
+    } else {
+        "adapters cannot reach the memory of this node's GPUs: load nvidia_peermem, or use GPU \
+         kernel modules that export dma-buf"
+    };
+    Err(refuse(case.request, Key::Require, why))
 }

@@ -1,21 +1,303 @@
 //! Which slot of a RoCE port's GID table is the container's own.
+//!
+//! The table of a port is one for all network namespaces in shared mode: it holds the addresses
+//! of the host's interface and of everything above it, in whatever pod that is. Interface names
+//! are printed without their namespace, so what is the container's own is told by value: the GID
+//! stands for an address of an interface in its namespace. A wrong slot is worse than none.
 
 use std::net::IpAddr;
 
-use crate::inventory::{Hca, Interface, PodNetwork};
+use super::words::{list, refuse};
+use super::{Adapter, Case, ChosenGid, Notes, Refusal};
+use crate::inventory::{
+    Gid, GidKind, Hca, Interface, LinkLayer, NetnsMode, NodeType, PodNetwork, PodView, Port,
+};
+use crate::request::{Key, Requirement};
+
+/// A granted adapter with what the variables need to know of it.
+#[derive(Debug)]
+pub(super) struct Placed<'a> {
+    pub(super) hca: &'a Hca,
+    pub(super) adapter: Adapter,
+    /// Ports that NCCL and UCX can use: InfiniBand and RoCE.
+    pub(super) listed: Vec<u32>,
+}
 
 /// Whether one of the adapter's ports answers to an address of that namespace: then the interface
 /// of the adapter, or one above it, is in there.
 pub(super) fn owned(network: &PodNetwork, hca: &Hca) -> bool {
     hca.ports.iter().any(|port| {
-        network.gids(&hca.name, port.number).iter().any(|gid| {
-            let address = gid.address();
-            network.interfaces.iter().any(|interface| holds(interface, address))
-        })
+        let table = network.gids(&hca.name, port.number);
+        table.iter().any(|gid| holder(&network.interfaces, gid).is_some())
     })
 }
 
-/// Whether an interface carries that address; the loopback's do not count.
-fn holds(interface: &Interface, address: IpAddr) -> bool {
-    interface.addresses.iter().any(|(own, _)| *own == address && !own.is_loopback())
+/// Chooses the GIDs of those adapters, and says which adapters are of use as they stand.
+pub(super) fn choose<'a>(
+    case: &Case<'_>,
+    hcas: &[&'a Hca],
+    notes: &mut Notes,
+) -> Result<Vec<Placed<'a>>, Refusal> {
+    let mut placed = Vec::with_capacity(hcas.len());
+    let mut absent: Vec<usize> = Vec::new();
+    let mut present = false;
+    for (place, hca) in hcas.iter().copied().enumerate() {
+        let mut gids = Vec::new();
+        let mut listed = Vec::new();
+        let mut missing = 0;
+        for port in hca.active_ports().filter(|_| hca.node_type != NodeType::Rnic) {
+            match port.link_layer {
+                LinkLayer::InfiniBand => listed.push(port.number),
+                LinkLayer::Unknown => {}
+                LinkLayer::Ethernet => match at_home(case, hca, port) {
+                    Home::Here(found) => {
+                        present = true;
+                        listed.push(port.number);
+                        gids.extend(settle(case, hca, port, found, notes)?);
+                    }
+                    Home::NotHere => missing += 1,
+                    Home::NotKnown => listed.push(port.number),
+                },
+            }
+        }
+        if missing > 0 && listed.is_empty() {
+            absent.push(place);
+        }
+        let adapter = Adapter { gids, ..Adapter::of(hca) };
+        placed.push(Placed { hca, adapter, listed });
+    }
+    without_interface(case, &absent, present, &mut placed, notes)?;
+    say_unknown(case, &placed, notes)?;
+    Ok(placed)
+}
+
+/// Whether a RoCE port has an interface in the container's namespace.
+enum Home<'a> {
+    /// It has, and these GIDs of the port are addresses in there.
+    Here(Vec<(&'a Gid, &'a Interface, u8)>),
+    NotHere,
+    NotKnown,
+}
+
+fn at_home<'a>(case: &Case<'a>, hca: &Hca, port: &'a Port) -> Home<'a> {
+    let found = match case.pod {
+        PodView::Host if unread(case) => return Home::NotKnown,
+        PodView::Host => of_host(case, hca, port),
+        PodView::Ready(network) => matches(table(case, hca, port), &network.interfaces),
+        PodView::Pending { .. } | PodView::Unknown { .. } => return Home::NotKnown,
+    };
+    if found.is_empty() { Home::NotHere } else { Home::Here(found) }
+}
+
+/// Whether the host's addresses were not read: a host has at least its loopback's.
+fn unread(case: &Case<'_>) -> bool {
+    case.node.interfaces.iter().all(|interface| interface.addresses.is_empty())
+}
+
+/// The host's own GIDs on a port: of the port's interface, else of others above it.
+fn of_host<'a>(case: &Case<'a>, hca: &Hca, port: &'a Port) -> Vec<(&'a Gid, &'a Interface, u8)> {
+    let mut found = matches(table(case, hca, port), &case.node.interfaces);
+    let own = |interface: &Interface| Some(&interface.name) == port.netdev.as_ref();
+    if found.iter().any(|(gid, interface, _)| own(interface) && rank(gid).is_some()) {
+        found.retain(|(_, interface, _)| own(interface));
+    }
+    found
+}
+
+/// GID table of a port by its number; empty when the adapter has no such port.
+pub(super) fn table_of<'a>(case: &Case<'a>, hca: &'a Hca, number: u32) -> &'a [Gid] {
+    let port = hca.ports.iter().find(|port| port.number == number);
+    port.map_or(&[], |port| table(case, hca, port))
+}
+
+/// The port's GID table: that read with the pod's addresses, else the node's.
+fn table<'a>(case: &Case<'a>, hca: &Hca, port: &'a Port) -> &'a [Gid] {
+    match case.pod {
+        PodView::Ready(network) => match network.gids(&hca.name, port.number) {
+            [] => &port.gids,
+            table => table,
+        },
+        _ => &port.gids,
+    }
+}
+
+fn matches<'a>(table: &'a [Gid], interfaces: &'a [Interface]) -> Vec<(&'a Gid, &'a Interface, u8)> {
+    table
+        .iter()
+        .filter_map(|gid| {
+            holder(interfaces, gid).map(|(interface, prefix)| (gid, interface, prefix))
+        })
+        .collect()
+}
+
+/// The interface that carries the address a GID stands for, by preference that of the name which
+/// the kernel prints; with the prefix length.
+fn holder<'a>(interfaces: &'a [Interface], gid: &Gid) -> Option<(&'a Interface, u8)> {
+    let address = gid.address();
+    if address.is_loopback() || address.is_unspecified() {
+        return None;
+    }
+    let mut holders = interfaces.iter().filter_map(|interface| {
+        let own = interface.addresses.iter().find(|(own, _)| *own == address)?;
+        Some((interface, own.1))
+    });
+    let first = holders.next()?;
+    let named = |(interface, _): &(&Interface, u8)| Some(&interface.name) == gid.netdev.as_ref();
+    Some(if named(&first) { first } else { holders.find(named).unwrap_or(first) })
+}
+
+/// RoCE v2 over IPv4, then over routable IPv6; nothing else reaches a peer behind a router, and v1
+/// does not even leave its VLAN.
+fn rank(gid: &Gid) -> Option<u8> {
+    match (gid.kind, gid.address()) {
+        (Some(GidKind::V2), IpAddr::V4(address)) if !address.is_link_local() => Some(0),
+        (Some(GidKind::V2), IpAddr::V6(address)) if !address.is_unicast_link_local() => Some(1),
+        _ => None,
+    }
+}
+
+/// The best of the GIDs found, unless two slots hold it and nothing tells them apart.
+fn best(found: &[(&Gid, &Interface, u8)]) -> Result<Option<ChosenGid>, IpAddr> {
+    let routable = found.iter().filter_map(|found| rank(found.0).map(|rank| (rank, found)));
+    let Some((_, (gid, _, _))) = routable.min_by_key(|(rank, (gid, _, _))| (*rank, gid.index))
+    else {
+        return Ok(None);
+    };
+    let mut twins =
+        found.iter().filter(|(other, ..)| other.value == gid.value && rank(other).is_some());
+    let chosen = match (twins.next(), twins.next()) {
+        (Some(only), None) => only,
+        _ => {
+            // One address twice is an address in two namespaces: the kernel's name decides.
+            let mut named = found.iter().filter(|(other, interface, _)| {
+                other.value == gid.value
+                    && rank(other).is_some()
+                    && other.netdev.as_ref() == Some(&interface.name)
+            });
+            match (named.next(), named.next()) {
+                (Some(only), None) => only,
+                _ => return Err(gid.address()),
+            }
+        }
+    };
+    let (gid, _, prefix) = chosen;
+    // The port is put in by the caller, which knows it.
+    Ok(Some(ChosenGid { port: 0, index: gid.index, address: gid.address(), prefix: Some(*prefix) }))
+}
+
+/// Chooses among the GIDs of one port.
+fn settle(
+    case: &Case<'_>,
+    hca: &Hca,
+    port: &Port,
+    found: Vec<(&Gid, &Interface, u8)>,
+    notes: &mut Notes,
+) -> Result<Option<ChosenGid>, Refusal> {
+    let place = format!("{} port {}", hca.name, port.number);
+    let why = match best(&found) {
+        Ok(Some(chosen)) => {
+            notes.reason("gid", format!("{place}: slot {}, {}", chosen.index, chosen.address));
+            return Ok(Some(ChosenGid { port: port.number, ..chosen }));
+        }
+        Ok(None) => {
+            let mut interfaces: Vec<&str> =
+                found.iter().map(|(_, interface, _)| interface.name.as_str()).collect();
+            interfaces.dedup();
+            format!("{place}: no routable RoCE v2 GID for an address of {}", list(interfaces))
+        }
+        Err(address) => format!("{place}: two RoCE v2 GIDs hold {address}, one of them another's"),
+    };
+    if case.request.require.contains(&Requirement::Gid) {
+        return Err(refuse(case.request, Key::Require, why));
+    }
+    notes.warn("gid", format!("{why}; the GID index is left unset"));
+    Ok(None)
+}
+
+/// RoCE adapters without an interface in the container's namespace: left out where another has
+/// one; else, in shared mode, they work with the host's own GID.
+fn without_interface(
+    case: &Case<'_>,
+    absent: &[usize],
+    present: bool,
+    placed: &mut [Placed<'_>],
+    notes: &mut Notes,
+) -> Result<(), Refusal> {
+    if absent.is_empty() {
+        return Ok(());
+    }
+    let host = matches!(case.pod, PodView::Host);
+    let (is, it) = if absent.len() == 1 { ("is", "it") } else { ("are", "them") };
+    let names = list(absent.iter().map(|place| &placed[*place].hca.name));
+    let netdevs = list(absent.iter().filter_map(|place| {
+        placed[*place].hca.active_ports().find_map(|port| port.netdev.as_deref())
+    }));
+    let lacking = if host {
+        format!("{names} {is} RoCE but no address of the host is on {it}")
+    } else {
+        format!("{names} {is} RoCE but this pod has no network interface on {it}")
+    };
+    let remedy = if host {
+        format!("Give {netdevs} an address")
+    } else {
+        format!(
+            "Attach a macvlan/ipvlan/SR-IOV interface on {netdevs}, use hostNetwork, or claim the \
+             NIC"
+        )
+    };
+    if case.request.require.contains(&Requirement::RoceInterface) {
+        return Err(refuse(case.request, Key::Require, format!("{lacking}. {remedy}")));
+    }
+    let shared = case.node.netns_mode == NetnsMode::Shared;
+    if present || host || !shared {
+        for place in absent {
+            placed[*place].adapter.usable = false;
+        }
+        let list_of = if host { "the host's" } else { "the pod's" };
+        notes.warn(
+            "gid",
+            format!(
+                "{lacking}: left out of the lists for NCCL and UCX, since {list_of} RoCE needs \
+                 one. {remedy}"
+            ),
+        );
+        return Ok(());
+    }
+    notes.warn(
+        "gid",
+        format!("{lacking}: verbs work with the host's GID, rdma_cm does not. {remedy}"),
+    );
+    for place in absent {
+        let Placed { hca, adapter, listed } = &mut placed[*place];
+        for port in hca.active_ports().filter(|port| port.link_layer == LinkLayer::Ethernet) {
+            listed.push(port.number);
+            let candidates = of_host(case, hca, port);
+            adapter.gids.extend(settle(case, hca, port, candidates, notes)?);
+        }
+    }
+    Ok(())
+}
+
+/// Says once that the pod's addresses are not known, where that matters.
+fn say_unknown(case: &Case<'_>, placed: &[Placed<'_>], notes: &mut Notes) -> Result<(), Refusal> {
+    let why = match case.pod {
+        PodView::Pending { reason } | PodView::Unknown { reason } => {
+            format!("the pod's addresses are not known: {reason}")
+        }
+        PodView::Host if unread(case) => "the host's addresses were not read".to_owned(),
+        PodView::Host | PodView::Ready(_) => return Ok(()),
+    };
+    let roce = |hca: &Hca| {
+        let mut ports = hca.active_ports();
+        hca.node_type != NodeType::Rnic && ports.any(|port| port.link_layer == LinkLayer::Ethernet)
+    };
+    if !placed.iter().any(|placed| roce(placed.hca)) {
+        return Ok(());
+    }
+    let needed = [Requirement::Gid, Requirement::RoceInterface];
+    if needed.iter().any(|need| case.request.require.contains(need)) {
+        return Err(refuse(case.request, Key::Require, why));
+    }
+    notes.warn("gid", format!("{why}; the GID index is left unset"));
+    Ok(())
 }

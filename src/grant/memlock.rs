@@ -10,7 +10,8 @@ use crate::request::{Can, Key, Limit, Memlock};
 /// The limit to set; `None` where the present one suffices.
 pub(super) fn raise(case: &Case<'_>, notes: &mut Notes) -> Result<Option<MemlockGrant>, Refusal> {
     let request = case.request;
-    let typed = request.asked_by.contains_key(&Key::Memlock);
+    // What another plugin allocates is never refused, whatever was typed beside it.
+    let typed = request.devices.is_some() && request.asked_by.contains_key(&Key::Memlock);
     let mut bytes = match request.memlock {
         Memlock::Unlimited => u64::MAX,
         Memlock::Bytes(bytes) => bytes,

@@ -6,19 +6,31 @@
 //! adapters are selected, and everything else follows from them: nodes, memlock, CPUs, GIDs,
 //! environment. Each part says what it decided, so that `explain` has nothing to work out.
 
+mod addresses;
+mod check;
+mod claims;
+mod cpuset;
+mod environment;
+mod files;
 mod gates;
 mod gid;
 mod gpus;
+mod hca_list;
+mod limits;
 mod memlock;
 mod nodes;
+mod pairs;
 mod selection;
 mod words;
 
+pub use cpuset::{Resent, resend};
+
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::{CpuSet, Node, PciAddress, PodView};
+use crate::inventory::{CpuSet, Hca, Node, PciAddress, PodView};
 use crate::policy::{Allowance, OnRefusal, Policy};
 use crate::request::{Devices, Request, SmcMethod};
+use gid::Placed;
 
 /// What is known of the machine when a container is decided about.
 #[derive(Debug, Clone, Copy)]
@@ -87,6 +99,10 @@ pub struct Grant {
     pub cpus: Option<CpuSet>,
     /// Memory nodes to allocate from; `None`: as they are.
     pub mems: Option<CpuSet>,
+    /// CPUs next to the adapters, to which a CPU set is narrowed that the kubelet sends later;
+    /// `None`: such a set is none of ours.
+    #[serde(default)]
+    pub near: Option<CpuSet>,
     /// Variables to set; what the container has already is never among them.
     pub env: Vec<Variable>,
     /// Files of ours to bind, read-only.
@@ -115,6 +131,14 @@ pub struct Adapter {
     pub usable: bool,
     /// For each RoCE port, the GID table slot to use.
     pub gids: Vec<ChosenGid>,
+}
+
+impl Adapter {
+    /// The adapter as it stands, without GIDs.
+    fn of(hca: &Hca) -> Self {
+        let ports = hca.active_ports().map(|port| port.number).collect();
+        Self { name: hca.name.clone(), pci: hca.pci, ports, usable: true, gids: Vec::new() }
+    }
 }
 
 /// The GID that a program should use on a port.
@@ -201,16 +225,25 @@ pub struct Refusal {
 /// Decides about one container. Total: every input gets an outcome, none panics; the same inputs
 /// get the same outcome.
 pub fn decide(request: &Request, inventory: &Inventory<'_>, policy: &Policy) -> Outcome {
-    let no_device = matches!(request.devices, None | Some(Devices::None));
-    if !request.asks() || no_device && request.smc == SmcMethod::Off {
+    let taken_out = request.devices == Some(Devices::None) && request.smc == SmcMethod::Off;
+    if !request.asks() || taken_out {
         return Outcome::NotAsked;
     }
     if let Some(reason) = gates::not_ours(request, policy) {
         return Outcome::LeftAlone { reason };
     }
     let allowance = policy.allowance(&request.container.pod);
-    let case =
-        Case { request, node: inventory.node, pod: inventory.pod, policy, allowance: &allowance };
+    let case = Case {
+        request,
+        node: inventory.node,
+        pod: inventory.pod,
+        topology: inventory.topology,
+        policy,
+        allowance: &allowance,
+    };
+    if let (None, SmcMethod::Off, Some(claim)) = (&request.devices, request.smc, &request.claim) {
+        return claims::decide(&case, claim);
+    }
     match granted(&case) {
         Ok(grant) => Outcome::Granted(Box::new(grant)),
         Err(refusal) if allowance.on_refusal == OnRefusal::Warn => Outcome::Waived(refusal),
@@ -223,27 +256,35 @@ fn granted(case: &Case<'_>) -> Result<Grant, Refusal> {
     let mut notes = Notes::default();
     gates::check(case, &mut notes)?;
     let hcas = selection::select(case, &mut notes)?;
-    let devices = nodes::add(case, &hcas, &mut notes)?;
-    let memlock = memlock::raise(case, &mut notes)?;
-    let adapters = hcas
-        .iter()
-        .map(|hca| Adapter {
-            name: hca.name.clone(),
-            pci: hca.pci,
-            ports: hca.active_ports().map(|port| port.number).collect(),
-            usable: true,
-            gids: Vec::new(),
-        })
-        .collect();
-    Ok(Grant {
-        adapters,
-        devices,
-        memlock,
+    let mut grant = Grant {
+        devices: nodes::add(case, &hcas, &mut notes)?,
+        memlock: memlock::raise(case, &mut notes)?,
         capabilities: case.request.capabilities.iter().cloned().collect(),
-        warnings: notes.warnings,
-        reasons: notes.reasons,
+        unified: limits::limit(case, &hcas, &mut notes)?,
         ..Grant::default()
-    })
+    };
+    cpuset::place(case, &hcas, &mut notes)?.into_grant(&mut grant);
+    let placed = gid::choose(case, &hcas, &mut notes)?;
+    finish(case, placed, &mut grant, &mut notes);
+    grant.warnings = notes.warnings;
+    grant.reasons = notes.reasons;
+    Ok(grant)
+}
+
+/// Adds what programs need to know of adapters that are theirs: variables and files.
+fn finish(case: &Case<'_>, placed: Vec<Placed<'_>>, grant: &mut Grant, notes: &mut Notes) {
+    let pairs = pairs::pairs(case, &placed);
+    let topology = files::topology(case, notes);
+    let sources = environment::Sources {
+        placed: &placed,
+        pairs: &pairs,
+        topology: topology.as_ref().map(|mount| mount.destination.as_str()),
+    };
+    check::check(case, &placed, notes);
+    grant.env = environment::write(case, &sources, notes);
+    grant.files = files::files(case, &grant.env, &pairs, notes);
+    grant.mounts = topology.into_iter().collect();
+    grant.adapters = placed.into_iter().map(|placed| placed.adapter).collect();
 }
 
 /// Everything that one decision looks at.
@@ -252,6 +293,7 @@ struct Case<'a> {
     request: &'a Request,
     node: &'a Node,
     pod: &'a PodView,
+    topology: Option<TopologyFile>,
     policy: &'a Policy,
     allowance: &'a Allowance,
 }

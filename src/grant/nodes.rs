@@ -85,7 +85,7 @@ fn complete(
             ),
         ));
     }
-    let mounted = container.mounts.iter().any(|mount| covers(mount, &path));
+    let mounted = container.mounts.iter().any(|mount| shows(mount, &path));
     if mounted && container.all_devices {
         notes.reason("nodes", format!("{path} comes by a mount, and every device is allowed"));
         return Ok(None);
@@ -161,16 +161,20 @@ fn mad<'a>(
 
 /// A mount of the host's folder of nodes, or of one above it.
 fn mounted_folder(mounts: &[Mount]) -> Option<&Mount> {
-    mounts.iter().find(|mount| covers(mount, FOLDER))
+    mounts.iter().find(|mount| shows(mount, FOLDER))
 }
 
-/// Whether `path` lies in a mount that shows the host's devices: making a node there would write
-/// into the host's `/dev`.
-fn covers(mount: &Mount, path: &str) -> bool {
-    let destination = mount.destination.trim_end_matches('/');
-    let rest = path.strip_prefix(destination);
-    let below = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    below && !destination.is_empty() && matches!(mount.kind.as_str(), "bind" | "rbind" | "devtmpfs")
+/// Whether a mount shows the host's devices at `path`: making a node there would write into the
+/// host's `/dev`.
+fn shows(mount: &Mount, path: &str) -> bool {
+    matches!(mount.kind.as_str(), "bind" | "rbind" | "devtmpfs") && covers(&mount.destination, path)
+}
+
+/// Whether `path` is the mount's destination or lies below it. The root is no mount.
+pub(super) fn covers(destination: &str, path: &str) -> bool {
+    let destination = destination.trim_end_matches('/');
+    let rest = path.strip_prefix(destination).filter(|_| !destination.is_empty());
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn warn_of_mount(case: &Case<'_>, mount: &Mount, hcas: &[&Hca], notes: &mut Notes) {

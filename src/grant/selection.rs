@@ -4,12 +4,13 @@
 //! is refused. A set (`all`, a count, `mlx5_*`, `driver:efa`, …) takes those of it that are fit,
 //! and virtual functions only where policy says so or nothing else is.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use super::gates::whose;
 use super::gpus;
-use super::words::{list, refuse};
-use super::{Case, Notes, Refusal, gid};
+use super::words::{list, quote, refuse};
+use super::{Case, Notes, Refusal, claims, gid};
 use crate::inventory::{Hca, Home, LinkLayer, Nearness, NetnsMode, NodeType, PodView, Role};
 use crate::policy::wildcard;
 use crate::request::{Devices, Key, Link, NodeKind, Selector};
@@ -23,12 +24,10 @@ pub(super) fn select<'a>(case: &Case<'a>, notes: &mut Notes) -> Result<Vec<&'a H
         Some(Devices::Count(count)) => best(case, *count, notes)?,
         Some(Devices::Select(selectors)) => {
             let mut chosen: Vec<&Hca> = Vec::new();
+            let mut seen: HashSet<&str> = HashSet::new();
             for selector in selectors {
-                for hca in select_by(case, selector, notes)? {
-                    if !chosen.iter().any(|other| other.name == hca.name) {
-                        chosen.push(hca);
-                    }
-                }
+                let by_selector = select_by(case, selector, notes)?;
+                chosen.extend(by_selector.into_iter().filter(|hca| seen.insert(&hca.name)));
             }
             chosen
         }
@@ -36,7 +35,16 @@ pub(super) fn select<'a>(case: &Case<'a>, notes: &mut Notes) -> Result<Vec<&'a H
     if chosen.is_empty() {
         return Err(refuse(case.request, Key::Devices, "it names no device"));
     }
-    notes.reason("devices", format!("given: {}", list(chosen.iter().map(|hca| &hca.name))));
+    notes.reason("devices", format!("given: {}", names(chosen.iter().copied())));
+    if case.node.netns_mode == NetnsMode::Shared && chosen.len() < case.node.hcas.len() {
+        let given: HashSet<&str> = chosen.iter().map(|hca| hca.name.as_str()).collect();
+        let others = case.node.hcas.iter().filter(|hca| !given.contains(hca.name.as_str()));
+        notes.reason("devices", format!("visible in sysfs, not accessible: {}", names(others)));
+    }
+    if let Some(claim) = &case.request.claim {
+        let held = names(claims::held(case, claim));
+        notes.reason("devices", format!("held by {} already: {held}", quote(&claim.by)));
+    }
     Ok(chosen)
 }
 

@@ -56,6 +56,11 @@ pub fn carrier(runtime: &Runtime, limits: RuntimeLimits) -> Carrier {
         ),
         cpuset: can(runtime.can.cpuset, Feature::Cpuset),
         unified: can(runtime.can.unified, Feature::Unified),
+        unified_lines: Can::No(
+            "limits for several need runc 1.2, and NRI does not tell what runs below the runtime: \
+             ask for one adapter"
+                .to_owned(),
+        ),
         memlock_ceiling: limits.ceiling,
     }
 }

@@ -508,6 +508,8 @@ pub struct Carrier {
     pub cpuset: Can,
     /// cgroup v2 files such as `rdma.max`.
     pub unified: Can,
+    /// Several lines in one of these files, which want a write each (runc 1.2).
+    pub unified_lines: Can,
     /// The limit that this path itself may raise to: `None` is any (CAP_SYS_RESOURCE), else the
     /// hard limit in bytes that bounds it.
     pub memlock_ceiling: Option<u64>,

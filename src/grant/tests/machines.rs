@@ -42,7 +42,7 @@ pub fn infiniband(name: &str, number: u32) -> Hca {
     }
 }
 
-/// A RoCE HCA on interface `netdev`, with the GIDs of [`gids`].
+/// A RoCE HCA on interface `netdev`, with the GIDs of [`gid_table`].
 pub fn roce(name: &str, number: u32, netdev: &str, table: &str) -> Hca {
     let mut hca = infiniband(name, number);
     let port = &mut hca.ports[0];
@@ -51,7 +51,7 @@ pub fn roce(name: &str, number: u32, netdev: &str, table: &str) -> Hca {
     port.gid_slots = 256;
     port.netdev = Some(netdev.into());
     port.issm = None;
-    port.gids = gids(table);
+    port.gids = gid_table(table);
     hca
 }
 
@@ -68,7 +68,7 @@ pub fn efa(name: &str, number: u32) -> Hca {
 }
 
 /// A GID table, an entry a line: `3 v2 ::ffff:10.0.0.5 net1`.
-pub fn gids(table: &str) -> Vec<Gid> {
+pub fn gid_table(table: &str) -> Vec<Gid> {
     let entry = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [index, kind, value, rest @ ..] = &words[..] else { panic!("{line:?}") };
@@ -248,4 +248,8 @@ pub fn names(grant: &Grant) -> Vec<&str> {
 #[track_caller]
 pub fn warned(grant: &Grant, text: &str) {
     assert!(grant.warnings.iter().any(|warning| warning.contains(text)), "{:#?}", grant.warnings);
+}
+/// Value of a granted variable.
+pub fn variable<'a>(grant: &'a Grant, name: &str) -> Option<&'a str> {
+    grant.env.iter().find(|variable| variable.name == name).map(|found| found.value.as_str())
 }

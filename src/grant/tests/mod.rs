@@ -1,6 +1,10 @@
 //! Tests of whole decisions, by part, on nodes that are made here.
 
-mod machines;
+mod claims;
+mod cpuset;
+mod environment;
+mod gid;
+pub mod machines;
 mod memlock;
 mod nodes;
 mod selection;

@@ -1,0 +1,107 @@
+//! Files in the container: NCCL's configuration for ranks that never see the environment, the
+//! map of GPUs and adapters, the topology of a node that hides its PCI tree.
+
+use super::environment::present;
+use super::nodes::covers;
+use super::{Case, GrantedFile, GrantedMount, Notes, TopologyFile, Variable};
+use crate::inventory::PciAddress;
+use crate::request::EnvFamily;
+
+/// Where NCCL looks for its configuration.
+const NCCL_CONF: &str = "/etc/nccl.conf";
+
+/// Our map of GPUs and adapters, a pair a line.
+const MAP: &str = "/etc/rdma-ctk/gpu-nic.map";
+
+/// Where the node's topology file is bound.
+const TOPOLOGY: &str = "/etc/rdma-ctk/nccl-topology.xml";
+
+/// Files to write and bind for `env: file`.
+pub(super) fn files(
+    case: &Case<'_>,
+    variables: &[Variable],
+    pairs: &[(PciAddress, PciAddress)],
+    notes: &mut Notes,
+) -> Vec<GrantedFile> {
+    let mut files = Vec::new();
+    if !case.request.env.file {
+        return files;
+    }
+    let content = nccl_conf(case, variables);
+    if let Some(mount) = mounted(case, NCCL_CONF) {
+        notes.warn(
+            "file",
+            format!("{NCCL_CONF} is not bound: a mount at {mount} is there, and would be hidden"),
+        );
+    } else if content.is_empty() {
+        notes.reason("file", format!("no variable of NCCL for {NCCL_CONF}"));
+    } else {
+        notes.reason("file", format!("{NCCL_CONF} is bound; one that the image has is hidden"));
+        files.push(GrantedFile { path: NCCL_CONF.to_owned(), content });
+    }
+    if !pairs.is_empty() && mounted(case, MAP).is_none() {
+        let content = pairs.iter().map(|(gpu, nic)| format!("{gpu}={nic}\n")).collect();
+        files.push(GrantedFile { path: MAP.to_owned(), content });
+    }
+    files
+}
+
+/// The text of nccl.conf: a variable a line, with the container's own value where it sets one, so
+/// that ranks with and without the environment agree.
+fn nccl_conf(case: &Case<'_>, variables: &[Variable]) -> String {
+    let own = case.request.container.env.iter();
+    let own = own.map(|(name, value)| (name.as_str(), value.as_str()));
+    let ours = variables.iter().map(|ours| (ours.name.as_str(), ours.value.as_str()));
+    let mut lines: std::collections::BTreeMap<&str, &str> = std::collections::BTreeMap::new();
+    for (name, value) in own.chain(ours) {
+        let fits = |text: &str| !text.is_empty() && !text.contains(char::is_control);
+        if name.starts_with("NCCL_") && !name.contains('=') && fits(name) && fits(value) {
+            lines.insert(name, value);
+        }
+    }
+    lines.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
+}
+
+/// The mount that would be hidden by a file of ours at `path`, or into whose source it would be
+/// written.
+fn mounted<'a>(case: &Case<'a>, path: &str) -> Option<&'a str> {
+    let mounts = case.request.container.mounts.iter();
+    mounts.map(|mount| mount.destination.as_str()).find(|destination| covers(destination, path))
+}
+
+/// The topology file that policy names, where NCCL's variables are written and the container has
+/// no other.
+pub(super) fn topology(case: &Case<'_>, notes: &mut Notes) -> Option<GrantedMount> {
+    let source = case.policy.topology_file.as_ref()?;
+    if !case.request.env.families.contains(&EnvFamily::Nccl) {
+        return None;
+    }
+    if present(case, "NCCL_TOPO_FILE").is_some() {
+        notes.reason("topology", "the container sets NCCL_TOPO_FILE itself");
+        return None;
+    }
+    let Some(TopologyFile::Present { mode }) = case.topology else {
+        notes.warn(
+            "topology",
+            format!("NCCL topology file {source} not found on the node; not set"),
+        );
+        return None;
+    };
+    if let Some(mount) = mounted(case, TOPOLOGY) {
+        notes.warn(
+            "topology",
+            format!("NCCL topology file {source} is not bound: a mount at {mount} is there"),
+        );
+        return None;
+    }
+    let container = &case.request.container;
+    let other_user = container.user_namespace || container.uid.is_some_and(|uid| uid != 0);
+    if other_user && mode & 0o004 == 0 {
+        notes.warn(
+            "topology",
+            format!("{source} has mode {mode:04o} on the node: this container cannot read it"),
+        );
+    }
+    notes.reason("topology", format!("{source} is bound at {TOPOLOGY}"));
+    Some(GrantedMount { source: source.clone(), destination: TOPOLOGY.to_owned() })
+}
