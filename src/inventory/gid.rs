@@ -25,32 +25,40 @@ pub(super) fn table(reader: &mut Reader, port: &Folder) -> Table {
     table.slots = u32::try_from(slots.len()).unwrap_or(u32::MAX);
     let mut name = String::new();
     for index in slots {
-        if let Some(value) = value(reader, &gids, numbered(&mut name, "", index)) {
+        if let Some(value) = value(reader, &gids, numbered(&mut name, index)) {
             table.used.push(Gid { index, value, kind: None, netdev: None });
         }
     }
-    for gid in &mut table.used {
-        let file = numbered(&mut name, "gid_attrs/types/", gid.index);
-        gid.kind = reader.parsed(port, file, "a kind of GID", kind);
-        let file = numbered(&mut name, "gid_attrs/ndevs/", gid.index);
-        gid.netdev = reader.text(port, file).map(str::to_owned);
+    if table.used.is_empty() {
+        return table;
+    }
+    if let Some(types) = reader.folder(port, "gid_attrs/types") {
+        for gid in &mut table.used {
+            let file = numbered(&mut name, gid.index);
+            gid.kind = reader.parsed(&types, file, "a kind of GID", kind);
+        }
+    }
+    if let Some(netdevs) = reader.folder(port, "gid_attrs/ndevs") {
+        for gid in &mut table.used {
+            gid.netdev = reader.text(&netdevs, numbered(&mut name, gid.index)).map(str::to_owned);
+        }
     }
     table
 }
 
-fn numbered<'a>(name: &'a mut String, folder: &str, number: u32) -> &'a str {
+fn numbered(name: &mut String, number: u32) -> &str {
     name.clear();
     // Writing to a String does not fail.
-    let _ = write!(name, "{folder}{number}");
+    let _ = write!(name, "{number}");
     name
 }
 
 fn value(reader: &mut Reader, gids: &Folder, name: &str) -> Option<Ipv6Addr> {
-    if reader.text(gids, name)? == EMPTY {
-        return None;
-    }
-    let value = reader.parsed(gids, name, "a GID", |text| text.parse::<Ipv6Addr>().ok())?;
-    (!value.is_unspecified()).then_some(value)
+    let parse = |text: &str| match text {
+        EMPTY => Some(Ipv6Addr::UNSPECIFIED),
+        _ => text.parse().ok(),
+    };
+    reader.parsed(gids, name, "a GID", parse).filter(|value| !value.is_unspecified())
 }
 
 fn kind(text: &str) -> Option<GidKind> {

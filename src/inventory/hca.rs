@@ -104,8 +104,13 @@ fn present(
 ) -> Option<Found> {
     let at = reader.folder(class, name)?;
     // Every device has a node type: one without is going away, or is no device.
-    reader.text(&at, "node_type")?;
-    let node_type = reader.parsed(&at, "node_type", "a node type", node_type);
+    let node_type = match reader.text(&at, "node_type").map(node_type)? {
+        Some(node_type) => Some(node_type),
+        None => {
+            reader.remark(format!("{name}: its node type is none that is known"));
+            None
+        }
+    };
     let hardware = owner(reader, class, &at, name).map(|place| hardware(reader, sys, place));
     let parent = match hardware {
         None => reader.text(&at, "parent").map(str::to_owned),

@@ -7,7 +7,9 @@ use std::fmt::Display;
 use super::cpuset::CpuSet;
 use super::hca::{self, Found};
 use super::netlink_view::{NetlinkDevice, NetlinkPort, NetlinkView};
-use super::node::{CharDev, Driver, Hca, Home, LinkLayer, NetnsMode, NodeType, Role};
+use super::node::{
+    CharDev, Driver, Hca, Home, LinkLayer, NetnsMode, NodeType, Port, PortState, Role,
+};
 use super::sysfs::Scan;
 
 /// Lays `view` over `scan`.
@@ -67,9 +69,7 @@ fn lay_over(found: &mut Found, told: &NetlinkDevice, remarks: &mut Vec<String>) 
         *hidden = false;
         hca.node_type = told.node_type.unwrap_or(hca.node_type);
         hca.node_guid = told.node_guid.clone().unwrap_or_default();
-        for port in &mut hca.ports {
-            port.link_layer = link_layer(told.protocol.as_deref());
-        }
+        hca.ports = told.ports.iter().map(|port| told_port(told, port)).collect();
     }
     hca.index = Some(told.index);
     if let Some(driver) = told.driver_id.and_then(Driver::from_id) {
@@ -170,15 +170,19 @@ fn link_layer(protocol: Option<&str>) -> LinkLayer {
     }
 }
 
+/// A port of which sysfs shows nothing.
+fn told_port(device: &NetlinkDevice, told: &NetlinkPort) -> Port {
+    Port {
+        link_layer: link_layer(device.protocol.as_deref()),
+        state: told.state.unwrap_or(PortState::Nop),
+        lid: told.lid.unwrap_or(0),
+        umad: told.umad.clone(),
+        issm: told.issm.clone(),
+        ..hca::unread(told.number)
+    }
+}
+
 fn only_in_netlink(told: &NetlinkDevice) -> Found {
-    let ports = told.ports.iter().map(|port| super::node::Port {
-        link_layer: link_layer(told.protocol.as_deref()),
-        state: port.state.unwrap_or(super::node::PortState::Nop),
-        lid: port.lid.unwrap_or(0),
-        umad: port.umad.clone(),
-        issm: port.issm.clone(),
-        ..hca::unread(port.number)
-    });
     Found {
         hca: Hca {
             name: told.name.clone(),
@@ -191,7 +195,7 @@ fn only_in_netlink(told: &NetlinkDevice) -> Found {
             numa: None,
             local_cpus: CpuSet::new(),
             uverbs: told.uverbs.clone(),
-            ports: ports.collect(),
+            ports: told.ports.iter().map(|port| told_port(told, port)).collect(),
             role: Role::Physical { vfs: 0 },
             home: Home::Host,
         },

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::hca::Found;
 use super::interface::{Link, Links};
-use super::node::{Home, LinkLayer, NodeType, Port, Role};
+use super::node::{Hca, Home, LinkLayer, NodeType, Port, Role};
 use super::pci::Place;
 use super::sysfs::Scan;
 
@@ -30,10 +30,14 @@ pub(super) fn settle(scan: &mut Scan) {
     for found in hcas.iter_mut() {
         found.hca.role = role(found, links, &owned, &crowd);
         found.hca.home = home(found, links, &owned);
-        if found.hca.role == Role::Representor {
-            let representor = |name: &String| links.named(name).is_some_and(Link::is_representor);
-            for port in &mut found.hca.ports {
-                port.netdev.take_if(|name| !representor(name));
+        // What the role tells of the interface.
+        let Hca { role, ports, .. } = &mut found.hca;
+        let representor = |name: &str| links.named(name).is_some_and(Link::is_representor);
+        for port in ports {
+            match role {
+                Role::Representor => drop(port.netdev.take_if(|name| !representor(name))),
+                Role::Bond { netdev } => port.netdev = Some(netdev.clone()),
+                _ => {}
             }
         }
     }
@@ -157,8 +161,11 @@ fn paired<'a>(found: &Found, links: &'a Links) -> Option<&'a Link> {
 
 /// What can only be told from all HCAs together.
 struct Crowd {
-    /// Bonds that an HCA serves as one device.
+    /// Bonds whose addresses are an HCA's.
     bonds: HashSet<String>,
+    /// Bonds with several members of which one HCA alone is left: the driver has joined them,
+    /// even while no address, and so no GID, says so.
+    joined: HashSet<String>,
     /// Devices with several HCAs, of which at most one is the card's own.
     shared: HashSet<Place>,
 }
@@ -178,19 +185,17 @@ impl Crowd {
                 *owners.entry(&hardware.place).or_default() += 1;
             }
         }
-        // A bond with several members of which one HCA alone is left: the driver has joined them,
-        // even if no GID says so.
-        for (bond, hcas) in members {
-            let interfaces = links
-                .all
-                .iter()
-                .filter(|link| link.owner.is_some() && link.controller.as_deref() == Some(bond));
-            if hcas == 1 && interfaces.count() > 1 {
-                bonds.insert(bond.to_owned());
-            }
-        }
+        let several = |bond: &str| {
+            let hardware = links.all.iter().filter(|link| link.owner.is_some());
+            hardware.filter(|link| link.controller.as_deref() == Some(bond)).count() > 1
+        };
+        let joined = members
+            .into_iter()
+            .filter(|(bond, hcas)| *hcas == 1 && !bonds.contains(*bond) && several(bond))
+            .map(|(bond, _)| bond.to_owned())
+            .collect();
         let shared = owners.into_iter().filter(|(_, hcas)| *hcas > 1);
-        Self { bonds, shared: shared.map(|(place, _)| place.clone()).collect() }
+        Self { bonds, joined, shared: shared.map(|(place, _)| place.clone()).collect() }
     }
 }
 
@@ -219,8 +224,13 @@ fn role(found: &Found, links: &Links, owned: &Owned<'_>, crowd: &Crowd) -> Role 
     if let Some(bond) = netdevs().find(|name| links.is_bond(name)) {
         return Role::Bond { netdev: bond.to_owned() };
     }
-    if let Some(bond) = member_of(found, links, owned).filter(|bond| crowd.bonds.contains(*bond)) {
-        return Role::BondMember { bond: bond.to_owned() };
+    if let Some(bond) = member_of(found, links, owned) {
+        if crowd.joined.contains(bond) {
+            return Role::Bond { netdev: bond.to_owned() };
+        }
+        if crowd.bonds.contains(bond) {
+            return Role::BondMember { bond: bond.to_owned() };
+        }
     }
     if hardware.scalable {
         return Role::Virtual { physical: hca.pci };

@@ -4,10 +4,16 @@ use std::path::Path;
 
 use super::*;
 
-/// The fixture of that name, unpacked.
+mod cases;
+mod merging;
+mod robustness;
+
+/// The fixture of that name, unpacked; in memory where that can be, since it is thousands of
+/// small files.
 fn fixture(name: &str) -> (tempfile::TempDir, Roots) {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("integration/fixtures");
-    let dir = tempfile::tempdir().unwrap();
+    let builder = tempfile::Builder::new();
+    let dir = builder.tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     fixture::unpack(&text.join(format!("{name}.tree")), dir.path()).unwrap();
     let roots = Roots::below(dir.path());
     (dir, roots)
