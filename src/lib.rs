@@ -10,6 +10,7 @@ pub mod cli;
 pub mod daemon;
 #[cfg(all(feature = "cli", feature = "nri"))]
 pub mod doctor;
+pub mod edit;
 pub mod grant;
 pub mod inventory;
 pub mod netlink;

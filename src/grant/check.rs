@@ -3,9 +3,9 @@
 
 use super::environment::{Indexes, ports, present, visible};
 use super::gid::Placed;
-use super::hca_list::HcaList;
 use super::words::{list, quote};
 use super::{Case, Notes};
+use crate::request::nccl::HcaList;
 
 /// Warns of variables that name none of the adapters, or another GID.
 pub(super) fn check(case: &Case<'_>, placed: &[Placed<'_>], notes: &mut Notes) {
@@ -19,9 +19,10 @@ pub(super) fn check(case: &Case<'_>, placed: &[Placed<'_>], notes: &mut Notes) {
     indexes(case, placed, notes);
     let interfaces = visible(case).filter(|interfaces| !interfaces.is_empty());
     if let (Some(value), Some(interfaces)) = (present(case, "NCCL_SOCKET_IFNAME"), interfaces) {
+        // The same four forms; interfaces have no ports.
         let list_of = HcaList::parse(value);
         let others = || interfaces.iter().map(|i| &i.name).filter(|name| *name != "lo");
-        if !interfaces.iter().any(|interface| list_of.takes(&interface.name, None)) {
+        if !interfaces.iter().any(|interface| list_of.selects(&interface.name, 0)) {
             notes.warn(
                 "env",
                 format!(
@@ -47,7 +48,7 @@ fn names(case: &Case<'_>, placed: &[Placed<'_>], notes: &mut Notes) {
     }
     if let Some(value) = present(case, "NCCL_IB_HCA") {
         let named = HcaList::parse(value);
-        if !ports(placed).any(|(placed, port)| named.takes(&placed.hca.name, Some(port))) {
+        if !ports(placed).any(|(placed, port)| named.selects(&placed.hca.name, port)) {
             warn("NCCL_IB_HCA", value);
         }
     }

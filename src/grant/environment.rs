@@ -11,11 +11,11 @@ use std::net::IpAddr;
 
 use super::addresses::{Range, nccl_takes};
 use super::gid::{self, Placed};
-use super::hca_list::HcaList;
 use super::words::list;
 use super::{Case, ChosenGid, Notes, Variable};
 use crate::inventory::{GidKind, Interface, LinkLayer, NodeType, PciAddress, PodView};
 use crate::request::EnvFamily;
+use crate::request::nccl::HcaList;
 
 /// What the variables are made of.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ fn nccl_gid(placed: &[Placed<'_>], writer: &mut Writer<'_>, notes: &mut Notes) {
     let own = present(writer.case, "NCCL_IB_HCA").map(HcaList::parse);
     let in_use: Vec<_> = ports(placed)
         .filter(|(placed, port)| {
-            own.as_ref().is_none_or(|list| list.takes(&placed.hca.name, Some(*port)))
+            own.as_ref().is_none_or(|list| list.selects(&placed.hca.name, *port))
         })
         .collect();
     let addresses = || roce(in_use.iter().copied()).filter_map(|(.., gid)| Some(gid?.address));

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use super::digest::Digest;
 use super::gates::whose;
 use super::gpus;
 use super::words::{list, quote, refuse};
@@ -190,7 +191,7 @@ fn best<'a>(case: &Case<'a>, count: u32, notes: &mut Notes) -> Result<Vec<&'a Hc
         (
             nearest.get(hca.name.as_str()).copied().unwrap_or(Nearness::Unknown),
             cpu_distance(hca),
-            hash(&[&container.pod.uid, &container.name, &hca.name]),
+            Digest::of([&container.pod.uid, &container.name, &hca.name]).spread(),
         )
     });
     fit.truncate(count);
@@ -433,18 +434,4 @@ fn details<'a>(hcas: impl IntoIterator<Item = &'a Hca>) -> String {
         let link = link_word(link_of(hca));
         format!("{} (driver {}, link {link}, numa {numa})", hca.name, hca.driver)
     }))
-}
-
-/// FNV-1a over the parts with a zero byte after each, its bits then mixed so that names that
-/// differ in their last letter only are ordered differently for each pod. The same on every build
-/// and machine, which the standard library's hasher does not promise.
-fn hash(parts: &[&str]) -> u64 {
-    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
-    let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
-        hash = (hash ^ (hash >> 33)).wrapping_mul(factor);
-    }
-    hash ^ (hash >> 33)
 }

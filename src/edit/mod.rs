@@ -1,0 +1,4 @@
+//! Editors: what a grant is in the words of what carries it. They translate and decide nothing.
+
+#[cfg(feature = "nri")]
+pub mod nri;
