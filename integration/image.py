@@ -125,8 +125,8 @@ class PrivateApt:
             "".join(f"deb {uri} {s} main\n" for s in (SUITE, NEXT_SUITE)))
         self.opts = []
         for k, v in {
-            "Dir::Etc::sourcelist": top / "sources.list", "Dir::Etc::sourceparts": "/nonexistent",
-            "Dir::Etc::preferencesparts": "/nonexistent", "Dir::State::Lists": top / "lists",
+            "Dir::Etc::sourcelist": top / "sources.list", "Dir::Etc::sourceparts": top / "etc",
+            "Dir::Etc::preferencesparts": top / "etc", "Dir::State::Lists": top / "lists",
             "Dir::Cache": top / "cache", "Dir::State::status": top / "status",
             "APT::Sandbox::User": "root", "APT::Update::Error-Mode": "any", "Acquire::Languages": "none",
             "Acquire::Retries": "3", "APT::Default-Release": SUITE,

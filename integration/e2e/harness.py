@@ -303,6 +303,7 @@ class Neighbour:
 
 # -- running a batch ------------------------------------------------------------------------
 def tell(text):
+    """Print a line of the result. Of several guests the first one's count; see xtask's e2e.rs."""
     print(text, flush=True)
 
 

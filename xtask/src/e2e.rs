@@ -76,6 +76,13 @@ const BATCHES: &[Batch] = &[
         go: true,
         long: false,
     },
+    Batch {
+        name: "pair",
+        about: "pods on two nodes",
+        machine: &["--guests=2"],
+        go: false,
+        long: true,
+    },
 ];
 
 /// Seconds that a whole batch may take, boot included.
@@ -176,8 +183,9 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Take in a line of output.
+    /// Take in a line of output. Of several guests, whose lines have numbers, the first one counts.
     fn hear(&mut self, line: &str) {
+        let line = line.strip_prefix("[0] ").unwrap_or(line);
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
             "plan" => self.plan = rest.parse().ok(),
@@ -260,6 +268,7 @@ mod tests {
             // So is a batch that skips everything, and a name that matches nothing.
             (&["plan 2", "skip a: x", "skip b: y"], 0, tally(0, 1, 2)),
             (&["plan 0"], 0, tally(0, 1, 0)),
+            (&["[0] plan 1", "[1] plan 1", "[1] FAIL a: late", "[0] ok a"], 0, tally(1, 0, 0)),
         ] {
             assert_eq!(judged(lines, status), expected, "{lines:?}");
         }
