@@ -6,6 +6,8 @@
 
 #[cfg(all(feature = "cli", feature = "nri"))]
 pub mod cli;
+#[cfg(feature = "cli")]
+pub mod configure;
 #[cfg(feature = "nri")]
 pub mod daemon;
 #[cfg(all(feature = "cli", feature = "nri"))]

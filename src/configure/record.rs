@@ -1,0 +1,311 @@
+//! Carrying out a plan, and the record that leads back.
+//!
+//! Order: the backups, the record, the files, each by rename. Whenever that is cut short, the record
+//! names every file that may have been changed, and the way back is the same.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::change::{Content, FileChange, Plan};
+use crate::roots::Roots;
+
+/// What is added to the name of a file to name its backup. Imports of `*.toml` do not match it.
+const BACKUP: &str = ".rdma-ctk.bak";
+
+/// A plan cannot be carried out or taken back.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// Something else is there now than when the plan was made.
+    #[error("{}: has changed since it was looked at; run the command again", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that we changed was changed again, so that taking ours back would lose that.
+    #[error(
+        "{}: somebody has changed it since; take the settings for NRI back by hand. The text \
+         before rdma-ctk is in {}",
+        path.display(),
+        backup.display()
+    )]
+    ChangedSince {
+        /// The file.
+        path: PathBuf,
+        /// Its backup.
+        backup: PathBuf,
+    },
+    /// A file that we made was changed.
+    #[error("{}: made by rdma-ctk and changed since by somebody; remove it by hand", path.display())]
+    MadeAndChanged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is nothing to take back.
+    #[error("{}: no such record: nothing has been configured here", path.display())]
+    NoRecord {
+        /// Where the record would be.
+        path: PathBuf,
+    },
+    /// The record is broken.
+    #[error("{}: {source}", path.display())]
+    Record {
+        /// The record.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// One change that was made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    path: PathBuf,
+    /// What was there before.
+    was: Was,
+    /// What we have put there; `None`: nothing is left there.
+    now: Option<Content>,
+    /// Folders that were made for it, outermost first.
+    folders: Vec<PathBuf>,
+}
+
+/// What was at a path before we came.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Was {
+    Nothing,
+    Link(PathBuf),
+    /// A file, of which this is the copy.
+    File(PathBuf),
+}
+
+fn record_path(roots: &Roots) -> PathBuf {
+    roots.etc.join("rdma-ctk/configured.json")
+}
+
+/// Makes the changes of a plan, with a backup beside each file that there was.
+///
+/// # Errors
+/// A file is not as the plan found it, or cannot be written. Changes made before that stay, and
+/// [`undo_plan`] takes them back.
+pub fn apply(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
+    if plan.files.is_empty() {
+        return Ok(());
+    }
+    unchanged(plan)?;
+    let path = record_path(roots);
+    let mut entries = read_record(&path)?.unwrap_or_default();
+    for change in &plan.files {
+        // Where our own text still stands the way back leads to what was before the first time.
+        let ours = entries
+            .iter_mut()
+            .find(|entry| entry.path == change.path)
+            .filter(|entry| entry.now == change.before);
+        if let Some(entry) = ours {
+            entry.now.clone_from(&change.after);
+            continue;
+        }
+        let entry = Entry::of(change);
+        if let Was::File(backup) = &entry.was {
+            copy(&change.path, backup)?;
+        }
+        entries.retain(|entry| entry.path != change.path);
+        entries.push(entry);
+    }
+    write_record(&path, &entries)?;
+    for change in &plan.files {
+        put(&change.path, change.after.as_ref())?;
+    }
+    Ok(())
+}
+
+/// The plan that takes back everything that the record names.
+///
+/// # Errors
+/// There is no record, or somebody has changed a file since.
+pub fn undo_plan(roots: &Roots) -> Result<Plan, ApplyError> {
+    let path = record_path(roots);
+    let entries = read_record(&path)?.ok_or(ApplyError::NoRecord { path })?;
+    let mut plan = Plan::default();
+    for entry in entries.into_iter().rev() {
+        let before = content(&entry.path)?;
+        let after = match &entry.was {
+            Was::Nothing => None,
+            Was::Link(target) => Some(Content::Link(target.clone())),
+            Was::File(backup) => content(backup)?,
+        };
+        if before == after {
+            continue;
+        }
+        if before != entry.now {
+            return Err(match entry.was {
+                Was::File(backup) => ApplyError::ChangedSince { path: entry.path, backup },
+                Was::Nothing | Was::Link(_) => ApplyError::MadeAndChanged { path: entry.path },
+            });
+        }
+        plan.files.push(FileChange { path: entry.path, before, after });
+    }
+    Ok(plan)
+}
+
+/// Carries out a plan of [`undo_plan`]: every file is what it was, with its owner and mode, and the
+/// backups and the record are gone.
+///
+/// # Errors
+/// A file is not as the plan found it, or cannot be written.
+pub fn undo(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
+    unchanged(plan)?;
+    let path = record_path(roots);
+    let entries = read_record(&path)?.ok_or_else(|| ApplyError::NoRecord { path: path.clone() })?;
+    for entry in entries.iter().rev() {
+        let planned = plan.files.iter().find(|change| change.path == entry.path);
+        match (&entry.was, planned) {
+            (Was::File(backup), Some(change)) => {
+                fs::rename(backup, &change.path).map_err(at(&change.path))?;
+            }
+            (Was::File(backup), None) => gone(fs::remove_file(backup)).map_err(at(backup))?,
+            (Was::Nothing | Was::Link(_), Some(change)) => {
+                put(&change.path, change.after.as_ref())?;
+            }
+            (Was::Nothing | Was::Link(_), None) => {}
+        }
+        for folder in entry.folders.iter().rev() {
+            // Somebody may have put something else there.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+    gone(fs::remove_file(&path)).map_err(at(&path))?;
+    if let Some(folder) = path.parent() {
+        // The policy file is there, as a rule.
+        let _ = fs::remove_dir(folder);
+    }
+    Ok(())
+}
+
+impl Entry {
+    fn of(change: &FileChange) -> Self {
+        let was = match &change.before {
+            Some(Content::Text(_)) => {
+                let mut name = change.path.clone().into_os_string();
+                name.push(BACKUP);
+                Was::File(name.into())
+            }
+            Some(Content::Link(target)) => Was::Link(target.clone()),
+            None => Was::Nothing,
+        };
+        let missing = change.path.ancestors().skip(1).take_while(|folder| !folder.exists());
+        let mut folders: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+        folders.reverse();
+        Self { path: change.path.clone(), was, now: change.after.clone(), folders }
+    }
+}
+
+fn unchanged(plan: &Plan) -> Result<(), ApplyError> {
+    for change in &plan.files {
+        if content(&change.path)? != change.before {
+            return Err(ApplyError::Changed { path: change.path.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// What is at a path now.
+pub(super) fn content(path: &Path) -> Result<Option<Content>, ApplyError> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => {
+            // A configuration file may itself be a link, into a store of such files.
+            let link = fs::read_link(path).map_err(at(path))?;
+            Ok(Some(Content::Link(link)))
+        }
+        Ok(_) => Ok(Some(Content::Text(fs::read_to_string(path).map_err(at(path))?))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ApplyError::Io { path: path.to_owned(), source }),
+    }
+}
+
+/// Puts something there, or takes away what is there. A file appears whole or not at all.
+fn put(path: &Path, content: Option<&Content>) -> Result<(), ApplyError> {
+    if let (Some(folder), Some(_)) = (path.parent(), content) {
+        fs::create_dir_all(folder).map_err(at(folder))?;
+    }
+    match content {
+        None => gone(fs::remove_file(path)),
+        Some(Content::Link(target)) => {
+            // Not by way of another name: a runtime may take each file of this folder for a plugin.
+            gone(fs::remove_file(path)).and_then(|()| symlink(target, path))
+        }
+        Some(Content::Text(text)) => {
+            let new = beside(path);
+            write(&new, text, fs::metadata(path).ok()).and_then(|()| fs::rename(&new, path))
+        }
+    }
+    .map_err(at(path))
+}
+
+/// Writes a new file with the owner and mode of another, or those of a file that everybody may
+/// read.
+fn write(path: &Path, text: &str, like: Option<fs::Metadata>) -> io::Result<()> {
+    gone(fs::remove_file(path))?;
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(path)?;
+    let mode = like.as_ref().map_or(0o644, |like| like.mode() & 0o7777);
+    if let Some(like) = like {
+        chown(path, Some(like.uid()), Some(like.gid()))?;
+    }
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), ApplyError> {
+    let text = fs::read_to_string(from).map_err(at(from))?;
+    let like = fs::metadata(from).map_err(at(from))?;
+    let new = beside(to);
+    write(&new, &text, Some(like)).and_then(|()| fs::rename(&new, to)).map_err(at(to))
+}
+
+/// A name in the same folder that no `*.toml` matches.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".rdma-ctk.new");
+    name.into()
+}
+
+fn read_record(path: &Path) -> Result<Option<Vec<Entry>>, ApplyError> {
+    match fs::read_to_string(path) {
+        Ok(text) => serde_json::from_str(&text)
+            .map(Some)
+            .map_err(|source| ApplyError::Record { path: path.to_owned(), source }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ApplyError::Io { path: path.to_owned(), source }),
+    }
+}
+
+fn write_record(path: &Path, entries: &[Entry]) -> Result<(), ApplyError> {
+    let text = serde_json::to_string_pretty(entries)
+        .map_err(|source| ApplyError::Record { path: path.to_owned(), source })?;
+    put(path, Some(&Content::Text(text + "\n")))
+}
+
+/// Success, too, where there was nothing to remove.
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> ApplyError {
+    let path = path.to_owned();
+    move |source| ApplyError::Io { path, source }
+}
