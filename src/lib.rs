@@ -16,6 +16,7 @@ pub mod edit;
 pub mod grant;
 pub mod inventory;
 pub mod netlink;
+pub mod netns;
 #[cfg(feature = "nri")]
 pub mod nri;
 pub mod policy;

@@ -8,6 +8,7 @@ mod attribute;
 mod chardev;
 pub mod cpuset;
 mod driver;
+pub mod events;
 #[cfg(any(test, feature = "cli"))]
 pub mod fixture;
 mod gid;

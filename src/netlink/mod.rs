@@ -26,6 +26,7 @@ use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
 pub use listener::Listener;
+pub use reply::messages;
 pub use socket::Socket;
 
 /// A netlink protocol: what is asked and answered over a [`Socket`].
@@ -176,4 +177,4 @@ fn said(text: &Option<String>) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,0 +1,257 @@
+//! What a pod has in its network namespace, and which GIDs its addresses became.
+//!
+//! An address of a pod becomes a GID of an HCA when its interface lies on the HCA's: a macvlan,
+//! ipvlan or VLAN on it, or the interface itself moved into the pod (`roce_gid_mgmt.c`). That happens
+//! on a work queue a little after the CNI plugin has ended, so the tables are read until they hold
+//! what they should. An address on a veth never becomes a GID, and is not waited for.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::{Error, Namespace};
+use crate::inventory::{
+    self, Hca, Home, Interface, LinkLayer, Node, NodeType, PodNetwork, PodView, PortGids,
+};
+use crate::netlink::Socket;
+use crate::netlink::route::{self, Route};
+use crate::roots::Roots;
+
+/// Longest time to wait for GIDs; the work queue needs milliseconds.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Part of the patience that is spent on a hardware interface whose HCA is not known (yet): it may
+/// be no RDMA interface at all.
+const DOUBT: u32 = 8;
+/// First and longest pause between two looks.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+
+/// A pod's network once it has settled, or when there was no time left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settled {
+    /// What was seen last.
+    pub network: PodNetwork,
+    /// Addresses that should have become GIDs and have not, a phrase each:
+    /// `10.0.0.5 of net1 on mlx5_0`.
+    pub missing: Vec<String>,
+}
+
+/// How the network namespace at `path` is to be seen, waiting at most `patience` for GIDs.
+/// Blocks: never to be called on a thread of an async runtime.
+pub fn pod_view(roots: &Roots, path: &Path, node: &Node, patience: Duration) -> PodView {
+    let view = || {
+        let namespace = Namespace::open(roots, path)?;
+        if namespace.is_current(roots) {
+            return Ok(PodView::Host);
+        }
+        settle(roots, &namespace, node, patience).map(|settled| PodView::Ready(settled.network))
+    };
+    view().unwrap_or_else(|error: Error| PodView::Unknown { reason: error.to_string() })
+}
+
+/// Reads a pod's network, waiting at most `patience` until its addresses are GIDs. Blocks: never to
+/// be called on a thread of an async runtime.
+///
+/// # Errors
+/// When the namespace cannot be opened, entered or read. GIDs that do not come are none.
+pub fn pod_network(
+    roots: &Roots,
+    path: &Path,
+    node: &Node,
+    patience: Duration,
+) -> Result<Settled, Error> {
+    settle(roots, &Namespace::open(roots, path)?, node, patience)
+}
+
+fn settle(
+    roots: &Roots,
+    namespace: &Namespace,
+    node: &Node,
+    patience: Duration,
+) -> Result<Settled, Error> {
+    let inside = namespace
+        .run(|| Socket::<Route>::open()?.interfaces())?
+        .map_err(|source| Error::Netlink { path: namespace.path().to_owned(), source })?;
+    let read = |hca: &str| inventory::gids(roots, hca);
+    let (gids, missing) = wait(&inside, node, patience, read);
+    let interfaces = inside.into_iter().map(Interface::from).collect();
+    Ok(Settled { network: PodNetwork { interfaces, gids }, missing })
+}
+
+/// Reads the GID tables of all RoCE HCAs with `read`, again and again those that lack an address.
+fn wait(
+    inside: &[route::Interface],
+    node: &Node,
+    patience: Duration,
+    read: impl Fn(&str) -> Vec<PortGids>,
+) -> (Vec<PortGids>, Vec<String>) {
+    let began = Instant::now();
+    let mut tables: Vec<(&Hca, Vec<PortGids>)> = node
+        .hcas
+        .iter()
+        .filter(|hca| feeds_on_addresses(hca))
+        .map(|hca| (hca, read(&hca.name)))
+        .collect();
+    let mut pause = PAUSE.0;
+    loop {
+        let lacking = lacking(inside, node, &tables);
+        let patience =
+            if lacking.iter().all(|lack| lack.hca.is_none()) { patience / DOUBT } else { patience };
+        let left = patience.saturating_sub(began.elapsed());
+        if lacking.is_empty() || left.is_zero() {
+            let missing = lacking.iter().filter_map(Lack::phrase).collect();
+            return (tables.into_iter().flat_map(|(_, ports)| ports).collect(), missing);
+        }
+        sleep(pause.min(left));
+        pause = (pause * 2).min(PAUSE.1);
+        for (hca, table) in &mut tables {
+            if lacking.iter().any(|lack| lack.hca.is_none_or(|name| name == hca.name)) {
+                *table = read(&hca.name);
+            }
+        }
+    }
+}
+
+/// Whether the HCA's GIDs are made of addresses: RoCE here, not iWARP, InfiniBand or EFA.
+fn feeds_on_addresses(hca: &Hca) -> bool {
+    hca.home != Home::Elsewhere
+        && hca.node_type == NodeType::Ca
+        && hca.ports.iter().any(|port| port.link_layer == LinkLayer::Ethernet)
+}
+
+/// An address that is not a GID yet.
+#[derive(Debug, PartialEq, Eq)]
+struct Lack<'a> {
+    address: IpAddr,
+    interface: &'a str,
+    /// HCA that it should be a GID of; `None` if it may well be of none.
+    hca: Option<&'a str>,
+}
+
+impl Lack<'_> {
+    fn phrase(&self) -> Option<String> {
+        self.hca.map(|hca| format!("{} of {} on {hca}", self.address, self.interface))
+    }
+}
+
+/// What an interface of the pod lies on in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ground<'a> {
+    /// On the host's interface of that index.
+    Host(u32),
+    /// On hardware that is in the pod, with that link-layer address.
+    Hardware(&'a [u8]),
+    /// On nothing that an HCA could have.
+    Nothing,
+}
+
+/// Every address that should be a GID by now and is not.
+fn lacking<'a>(
+    inside: &'a [route::Interface],
+    node: &'a Node,
+    tables: &[(&'a Hca, Vec<PortGids>)],
+) -> Vec<Lack<'a>> {
+    let mut lacking = Vec::new();
+    for interface in inside {
+        // An interface that is down has no GIDs.
+        if !interface.link.up {
+            continue;
+        }
+        let hcas: Vec<Option<&(&Hca, Vec<PortGids>)>> = match ground(&interface.link, inside) {
+            Ground::Nothing => continue,
+            Ground::Host(index) => tables
+                .iter()
+                .filter(|(hca, _)| bearers(hca, &node.interfaces).contains(&index))
+                .map(Some)
+                .collect(),
+            Ground::Hardware(address) => {
+                let Some(own) = default_gid(address) else { continue };
+                let found: Vec<_> =
+                    tables.iter().filter(|(_, table)| holds(table, own)).map(Some).collect();
+                // Its HCA shows itself by the GID that it makes of the link-layer address. Until
+                // then this may be any network card.
+                if found.is_empty() && !tables.is_empty() { vec![None] } else { found }
+            }
+        };
+        for (address, _) in &interface.addresses {
+            let Some(gid) = routable_gid(*address) else { continue };
+            for hca in &hcas {
+                if hca.is_none_or(|(_, table)| !holds(table, gid)) {
+                    lacking.push(Lack {
+                        address: *address,
+                        interface: &interface.link.name,
+                        hca: hca.map(|(hca, _)| hca.name.as_str()),
+                    });
+                }
+            }
+        }
+    }
+    lacking
+}
+
+/// Climbs down from an interface to what it lies on. A chain cannot be longer than there are
+/// interfaces, whatever the pod has built in there.
+fn ground<'a>(link: &'a route::Link, inside: &'a [route::Interface]) -> Ground<'a> {
+    let mut link = link;
+    for _ in 0..=inside.len() {
+        match (link.kind.as_deref(), link.lower) {
+            (None, _) if !link.loopback => return Ground::Hardware(&link.address),
+            (Some("macvlan" | "ipvlan" | "vlan"), Some(lower)) if link.lower_elsewhere => {
+                return Ground::Host(lower);
+            }
+            (Some("macvlan" | "ipvlan" | "vlan"), Some(lower)) => {
+                let Ok(at) = inside.binary_search_by_key(&lower, |i| i.link.index) else { break };
+                link = &inside[at].link;
+            }
+            _ => break,
+        }
+    }
+    Ground::Nothing
+}
+
+/// `ifindex`es of the host's interfaces whose uppers feed the HCA's GID table: those of its ports,
+/// and all that lies on them or that they are members of.
+fn bearers(hca: &Hca, interfaces: &[Interface]) -> BTreeSet<u32> {
+    let own = |interface: &&Interface| {
+        hca.ports.iter().any(|port| port.netdev.as_deref() == Some(&*interface.name))
+    };
+    let mut bearers: BTreeSet<u32> = interfaces.iter().filter(own).map(|i| i.index).collect();
+    loop {
+        let more: BTreeSet<u32> = interfaces
+            .iter()
+            .flat_map(|interface| {
+                let on_one = interface.lower.is_some_and(|lower| bearers.contains(&lower))
+                    && interface.kind.as_deref() != Some("veth");
+                let above = interface.controller.filter(|_| bearers.contains(&interface.index));
+                above.into_iter().chain(on_one.then_some(interface.index))
+            })
+            .filter(|index| !bearers.contains(index))
+            .collect();
+        if more.is_empty() {
+            return bearers;
+        }
+        bearers.extend(more);
+    }
+}
+
+fn holds(table: &[PortGids], value: Ipv6Addr) -> bool {
+    table.iter().flat_map(|port| &port.gids).any(|gid| gid.value == value)
+}
+
+/// The GID of an address; `None` for link-local ones, which are of no use and come late.
+fn routable_gid(address: IpAddr) -> Option<Ipv6Addr> {
+    match address {
+        IpAddr::V4(address) => Some(address.to_ipv6_mapped()).filter(|_| !address.is_link_local()),
+        IpAddr::V6(address) => Some(address).filter(|_| !address.is_unicast_link_local()),
+    }
+}
+
+/// The link-local GID that every RoCE port makes of its interface's link-layer address.
+fn default_gid(address: &[u8]) -> Option<Ipv6Addr> {
+    let [a, b, c, d, e, f] = *address else { return None };
+    Some(Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
+}
+
+#[cfg(test)]
+mod tests;
