@@ -9,7 +9,8 @@ use std::thread;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
-use nix::sched::{CloneFlags, setns};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::sys::statfs::{FsType, fstatfs};
 
@@ -80,11 +81,38 @@ impl Namespace {
     /// # Errors
     /// When there is no thread, or no way in, or the task panics.
     pub fn run<T: Send>(&self, task: impl FnOnce() -> T + Send) -> Result<T, Error> {
-        let path = || self.path.clone();
-        let visit = || {
+        self.visit(|| {
             setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET)?;
             Ok(task())
-        };
+        })
+    }
+
+    /// Like [`Namespace::run`], with the sysfs of this namespace in the place of the node's: a
+    /// mounted sysfs shows the interfaces and RDMA devices of the namespace in which it was mounted.
+    /// The mount is in a mount namespace of the thread, and goes with it.
+    ///
+    /// # Errors
+    /// As for [`Namespace::run`].
+    pub fn run_with_sysfs<T: Send>(
+        &self,
+        roots: &Roots,
+        task: impl FnOnce() -> T + Send,
+    ) -> Result<T, Error> {
+        self.visit(|| {
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            let none = None::<&str>;
+            // Mounts from here on reach nobody; those of others still arrive.
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)?;
+            setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET)?;
+            let flags =
+                MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+            mount(Some("sysfs"), &roots.sys, Some("sysfs"), flags, none)?;
+            Ok(task())
+        })
+    }
+
+    fn visit<T: Send>(&self, visit: impl FnOnce() -> nix::Result<T> + Send) -> Result<T, Error> {
+        let path = || self.path.clone();
         let visited: Result<T, Errno> = thread::scope(|scope| {
             thread::Builder::new()
                 .name("netns".to_owned())
@@ -141,8 +169,6 @@ fn is_link(stat: &FileStat) -> bool {
 pub(crate) mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
-
-    use nix::sched::unshare;
 
     use super::*;
 

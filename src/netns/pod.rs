@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use super::{Error, Namespace};
 use crate::inventory::{
-    self, Hca, Home, Interface, LinkLayer, Node, NodeType, PodNetwork, PodView, PortGids,
+    self, Hca, Home, Interface, LinkLayer, NetnsMode, Node, NodeType, PodNetwork, PodView, PortGids,
 };
 use crate::netlink::Socket;
+use crate::netlink::rdma::Rdma;
 use crate::netlink::route::{self, Route};
 use crate::roots::Roots;
 
@@ -70,44 +71,80 @@ fn settle(
     node: &Node,
     patience: Duration,
 ) -> Result<Settled, Error> {
-    let inside = namespace
-        .run(|| Socket::<Route>::open()?.interfaces())?
-        .map_err(|source| Error::Netlink { path: namespace.path().to_owned(), source })?;
+    let told = |source| Error::Netlink { path: namespace.path().to_owned(), source };
+    let interfaces = || Socket::<Route>::open()?.interfaces();
     let read = |hca: &str| inventory::gids(roots, hca);
-    let (gids, missing) = wait(&inside, node, patience, read);
+    let (inside, hcas, (gids, missing)) = match node.netns_mode {
+        NetnsMode::Shared => {
+            let inside = namespace.run(interfaces)?.map_err(told)?;
+            let tables = node.hcas.iter().filter(|hca| feeds_on_addresses(hca));
+            let tables = tables.map(|hca| Table::new(&hca.name, node)).collect();
+            let waited = wait(&inside, tables, patience, read);
+            (inside, Vec::new(), waited)
+        }
+        // A device that is in there cannot be seen from here, neither by netlink nor by sysfs.
+        NetnsMode::Exclusive => namespace
+            .run_with_sysfs(roots, || {
+                let inside = interfaces()?;
+                let devices = Socket::<Rdma>::open()?.devices()?;
+                let hcas: Vec<String> = devices.into_iter().map(|device| device.name).collect();
+                let tables = hcas.iter().map(|hca| Table::new(hca, node)).collect();
+                let waited = wait(&inside, tables, patience, read);
+                Ok((inside, hcas, waited))
+            })?
+            .map_err(told)?,
+    };
     let interfaces = inside.into_iter().map(Interface::from).collect();
-    Ok(Settled { network: PodNetwork { interfaces, gids }, missing })
+    Ok(Settled { network: PodNetwork { interfaces, gids, hcas }, missing })
 }
 
-/// Reads the GID tables of all RoCE HCAs with `read`, again and again those that lack an address.
+/// The GID tables of an HCA.
+#[derive(Debug, PartialEq, Eq)]
+struct Table {
+    hca: String,
+    /// `ifindex`es of the host's interfaces whose uppers feed it.
+    bearers: BTreeSet<u32>,
+    ports: Vec<PortGids>,
+}
+
+impl Table {
+    /// Nothing read yet.
+    fn new(hca: &str, node: &Node) -> Self {
+        let bearers = node.hca(hca).map(|hca| bearers(hca, &node.interfaces)).unwrap_or_default();
+        Self { hca: hca.to_owned(), bearers, ports: Vec::new() }
+    }
+
+    fn holds(&self, value: Ipv6Addr) -> bool {
+        self.ports.iter().flat_map(|port| &port.gids).any(|gid| gid.value == value)
+    }
+}
+
+/// Fills the tables by `read`, again and again those that lack an address of `inside`.
 fn wait(
     inside: &[route::Interface],
-    node: &Node,
+    mut tables: Vec<Table>,
     patience: Duration,
     read: impl Fn(&str) -> Vec<PortGids>,
 ) -> (Vec<PortGids>, Vec<String>) {
     let began = Instant::now();
-    let mut tables: Vec<(&Hca, Vec<PortGids>)> = node
-        .hcas
-        .iter()
-        .filter(|hca| feeds_on_addresses(hca))
-        .map(|hca| (hca, read(&hca.name)))
-        .collect();
+    for table in &mut tables {
+        table.ports = read(&table.hca);
+    }
     let mut pause = PAUSE.0;
     loop {
-        let lacking = lacking(inside, node, &tables);
+        let lacking = lacking(inside, &tables);
         let patience =
             if lacking.iter().all(|lack| lack.hca.is_none()) { patience / DOUBT } else { patience };
         let left = patience.saturating_sub(began.elapsed());
         if lacking.is_empty() || left.is_zero() {
             let missing = lacking.iter().filter_map(Lack::phrase).collect();
-            return (tables.into_iter().flat_map(|(_, ports)| ports).collect(), missing);
+            return (tables.into_iter().flat_map(|table| table.ports).collect(), missing);
         }
         sleep(pause.min(left));
         pause = (pause * 2).min(PAUSE.1);
-        for (hca, table) in &mut tables {
-            if lacking.iter().any(|lack| lack.hca.is_none_or(|name| name == hca.name)) {
-                *table = read(&hca.name);
+        for table in &mut tables {
+            if lacking.iter().any(|lack| lack.hca.as_ref().is_none_or(|hca| *hca == table.hca)) {
+                table.ports = read(&table.hca);
             }
         }
     }
@@ -126,12 +163,12 @@ struct Lack<'a> {
     address: IpAddr,
     interface: &'a str,
     /// HCA that it should be a GID of; `None` if it may well be of none.
-    hca: Option<&'a str>,
+    hca: Option<String>,
 }
 
 impl Lack<'_> {
     fn phrase(&self) -> Option<String> {
-        self.hca.map(|hca| format!("{} of {} on {hca}", self.address, self.interface))
+        self.hca.as_ref().map(|hca| format!("{} of {} on {hca}", self.address, self.interface))
     }
 }
 
@@ -147,44 +184,33 @@ enum Ground<'a> {
 }
 
 /// Every address that should be a GID by now and is not.
-fn lacking<'a>(
-    inside: &'a [route::Interface],
-    node: &'a Node,
-    tables: &[(&'a Hca, Vec<PortGids>)],
-) -> Vec<Lack<'a>> {
+fn lacking<'a>(inside: &'a [route::Interface], tables: &[Table]) -> Vec<Lack<'a>> {
     let mut lacking = Vec::new();
     for interface in inside {
         // An interface that is down has no GIDs.
         if !interface.link.up {
             continue;
         }
-        let hcas: Vec<Option<&(&Hca, Vec<PortGids>)>> = match ground(&interface.link, inside) {
+        let ground = ground(&interface.link, inside);
+        let its: Vec<&Table> = match ground {
             Ground::Nothing => continue,
-            Ground::Host(index) => tables
-                .iter()
-                .filter(|(hca, _)| bearers(hca, &node.interfaces).contains(&index))
-                .map(Some)
-                .collect(),
+            Ground::Host(index) => {
+                tables.iter().filter(|table| table.bearers.contains(&index)).collect()
+            }
+            // Its HCA shows itself by the GID that it makes of the link-layer address.
             Ground::Hardware(address) => {
                 let Some(own) = default_gid(address) else { continue };
-                let found: Vec<_> =
-                    tables.iter().filter(|(_, table)| holds(table, own)).map(Some).collect();
-                // Its HCA shows itself by the GID that it makes of the link-layer address. Until
-                // then this may be any network card.
-                if found.is_empty() && !tables.is_empty() { vec![None] } else { found }
+                tables.iter().filter(|table| table.holds(own)).collect()
             }
         };
+        // Until it has shown itself this may be any network card.
+        let doubt = its.is_empty() && matches!(ground, Ground::Hardware(_)) && !tables.is_empty();
         for (address, _) in &interface.addresses {
             let Some(gid) = routable_gid(*address) else { continue };
-            for hca in &hcas {
-                if hca.is_none_or(|(_, table)| !holds(table, gid)) {
-                    lacking.push(Lack {
-                        address: *address,
-                        interface: &interface.link.name,
-                        hca: hca.map(|(hca, _)| hca.name.as_str()),
-                    });
-                }
-            }
+            let lack = |hca| Lack { address: *address, interface: &interface.link.name, hca };
+            let absent = its.iter().filter(|table| !table.holds(gid));
+            lacking.extend(absent.map(|table| lack(Some(table.hca.clone()))));
+            lacking.extend(doubt.then(|| lack(None)));
         }
     }
     lacking
@@ -233,10 +259,6 @@ fn bearers(hca: &Hca, interfaces: &[Interface]) -> BTreeSet<u32> {
         }
         bearers.extend(more);
     }
-}
-
-fn holds(table: &[PortGids], value: Ipv6Addr) -> bool {
-    table.iter().flat_map(|port| &port.gids).any(|gid| gid.value == value)
 }
 
 /// The GID of an address; `None` for link-local ones, which are of no use and come late.

@@ -77,13 +77,18 @@ fn table(hca: &str, gids: &[&str]) -> Vec<PortGids> {
     vec![PortGids { hca: hca.into(), port: 1, gids: gids.collect() }]
 }
 
+fn tables(node: &Node) -> Vec<Table> {
+    let hcas = node.hcas.iter().filter(|hca| feeds_on_addresses(hca));
+    hcas.map(|hca| Table::new(&hca.name, node)).collect()
+}
+
 /// Waits for nothing with these tables and tells what is missing.
 fn missing(inside: &[route::Interface], node: &Node, gids: &[(&str, &[&str])]) -> Vec<String> {
     let read = |hca: &str| {
         let found = gids.iter().find(|(name, _)| *name == hca);
         table(hca, found.map_or(&[], |(_, gids)| *gids))
     };
-    wait(inside, node, Duration::ZERO, read).1
+    wait(inside, tables(node), Duration::ZERO, read).1
 }
 
 #[test]
@@ -175,8 +180,8 @@ fn only_roce_tables_are_read() {
     let mut moved = roce("mlx5_2", None);
     moved.home = Home::Elsewhere;
     let node = node(vec![iwarp, infiniband, moved, roce("mlx5_3", Some("eth2"))], vec![]);
-    let (tables, _) = wait(&[], &node, PATIENCE, |hca| table(hca, &["fe80::1"]));
-    assert_eq!(tables, table("mlx5_3", &["fe80::1"]));
+    let (gids, _) = wait(&[], tables(&node), PATIENCE, |hca| table(hca, &["fe80::1"]));
+    assert_eq!(gids, table("mlx5_3", &["fe80::1"]));
 }
 
 #[test]
@@ -198,18 +203,18 @@ fn waiting_ends_when_the_gids_are_there_or_the_patience_is_over() {
             table(hca, if count[at] > after { &["::ffff:10.2.0.5"] } else { &[] })
         }
     };
-    let (tables, missing) = wait(&pod, &node, PATIENCE, read(3));
+    let (gids, missing) = wait(&pod, tables(&node), PATIENCE, read(3));
     assert_eq!(missing, [""; 0]);
-    assert_eq!(tables[0].gids.len(), 1);
+    assert_eq!(gids[0].gids.len(), 1);
     // The other HCA lacks nothing, so its table is not read again.
     assert_eq!(reads.get(), [4, 1]);
     let began = Instant::now();
-    let (_, missing) = wait(&pod, &node, Duration::from_millis(60), read(u32::MAX));
+    let (_, missing) = wait(&pod, tables(&node), Duration::from_millis(60), read(u32::MAX));
     assert_eq!(missing, ["10.2.0.5 of net1 on mlx5_0"]);
     assert!(began.elapsed() >= Duration::from_millis(60), "{:?}", began.elapsed());
     // Nothing to wait for.
     let veth = [inside(on_host(link("eth0", 2, Some("veth")), 3), &["10.1.0.5"])];
-    wait(&veth, &node, PATIENCE, read(u32::MAX));
+    wait(&veth, tables(&node), PATIENCE, read(u32::MAX));
     assert_eq!(reads.get(), [1, 1]);
 }
 
@@ -302,4 +307,57 @@ fn vm_addresses_on_the_hcas_interface_become_gids() {
         assert!(gids.iter().any(|gid| gid.address().to_string() == "10.77.0.1"));
         ip(&format!("netns del {name}"));
     }
+}
+
+/// On a host in exclusive mode a pod has the devices that were moved into it; soft-RoCE cannot be
+/// moved, so here it has none, and nothing of the host's either.
+#[test]
+#[ignore = "needs rxe0: run it in the test machine of integration/"]
+fn vm_in_exclusive_mode_a_pod_has_its_own_devices_only() {
+    // The mode can be changed only while there is no other namespace, and those of other tests
+    // take their time to go.
+    let set = |mode| {
+        let try_it = || {
+            let status = Command::new("rdma").args(["system", "set", "netns", mode]).status();
+            sleep(Duration::from_millis(100));
+            status.unwrap().success()
+        };
+        assert!((0..100).any(|_| try_it()), "{mode}");
+    };
+    let roots = Roots::below(Path::new("/"));
+    set("exclusive");
+    let view = rdma_netlink::read(&roots).unwrap();
+    let node = inventory::snapshot(&roots, view.as_ref());
+    ip("netns add ctk-own");
+    let path = Path::new("/run/netns/ctk-own");
+    let settled = pod_network(&roots, path, &node, PATIENCE).unwrap();
+    ip("netns del ctk-own");
+    set("shared");
+    assert_eq!(node.netns_mode, NetnsMode::Exclusive);
+    assert_eq!((settled.network.hcas, settled.network.gids), (vec![], vec![]));
+    assert_eq!(settled.network.interfaces.len(), 1);
+}
+
+/// The sysfs of a namespace is that of its own devices; in shared mode it has them all.
+#[test]
+#[ignore = "needs rxe0: run it in the test machine of integration/"]
+fn vm_the_sysfs_of_a_namespace_is_its_own() {
+    let Some(namespace) = fresh() else { panic!("no namespace in the test machine") };
+    let roots = Roots::below(Path::new("/"));
+    let names = || {
+        let entries = std::fs::read_dir("/sys/class/net").unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let outside = (names(), inventory::gids(&roots, "rxe0"));
+    assert!(outside.0.contains(&"eth0".to_owned()));
+    let task = || (names(), inventory::gids(&roots, "rxe0"));
+    let inside = namespace.run_with_sysfs(&roots, task).unwrap();
+    assert_eq!(inside.0, ["lo"]);
+    assert_eq!(inside.1, outside.1);
+    assert!(!inside.1[0].gids.is_empty());
+    // Nobody else saw anything of it.
+    assert_eq!((names(), inventory::gids(&roots, "rxe0")), outside);
 }
