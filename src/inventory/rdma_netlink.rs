@@ -294,4 +294,22 @@ mod tests {
             assert_eq!(dev, Some(format!("{}:{}", node.major, node.minor)));
         }
     }
+
+    /// Asking about `rdma_cm` or a MAD node would load the module that makes it.
+    #[test]
+    #[ignore = "needs rxe0: run it in the test machine of integration/"]
+    fn vm_c101_reading_loads_no_module() {
+        let run = |program: &str, words: &str| {
+            std::process::Command::new(program).args(words.split(' ')).status().unwrap().success()
+        };
+        assert!(run("rmmod", "rdma_ucm"));
+        // It may not be there: soft-RoCE gets a MAD node only once somebody asks for it.
+        run("rmmod", "ib_umad");
+        let view = read(&Roots::below(Path::new("/"))).unwrap().unwrap();
+        let loaded = fs::read_to_string("/proc/modules").unwrap();
+        assert!(run("modprobe", "rdma_ucm"));
+        assert_eq!((view.rdma_cm, view.remarks), (None, vec![]));
+        assert!(view.devices[0].uverbs.is_some());
+        assert!(!loaded.contains("rdma_ucm ") && !loaded.contains("ib_umad "), "{loaded}");
+    }
 }
