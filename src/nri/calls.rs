@@ -65,6 +65,8 @@ struct State {
     deadline: Option<Instant>,
     /// Of the synchronisation: what goes out with the last answer.
     updates: Vec<ContainerUpdate>,
+    /// Of the synchronisation: pods and containers so far.
+    told: (usize, usize),
 }
 
 /// The methods of the plugin's service.
@@ -107,6 +109,7 @@ impl Calls {
             request_timeout: REQUEST_TIMEOUT,
             deadline: None,
             updates: Vec::new(),
+            told: (0, 0),
         };
         Arc::new(Self { plugin, state: Mutex::new(state) })
     }
@@ -260,17 +263,23 @@ impl Calls {
 
     async fn synchronize(&self, request: SynchronizeRequest) -> Result<Vec<u8>, Failure> {
         let SynchronizeRequest { pods, containers, more } = request;
+        let (told_pods, told_containers) = (pods.len(), containers.len());
         let first = self.state().stage < Stage::Synchronising;
         self.state().stage = Stage::Synchronising;
         let pieces = Pieces { first, last: !more, pods, containers };
         let updates = self.plugin.synchronize(pieces).await?;
         let mut state = self.state();
         state.updates.extend(updates);
+        state.told.0 += told_pods;
+        state.told.1 += told_containers;
         let mut response = SynchronizeResponse { update: Vec::new(), more };
         if !more {
             state.stage = Stage::Synchronised;
             state.deadline = None;
             response.update = std::mem::take(&mut state.updates);
+            let (pods, containers) = std::mem::take(&mut state.told);
+            drop(state);
+            tracing::info!(pods, containers, "synchronised with the runtime");
         }
         Ok(encode(&response))
     }
@@ -327,13 +336,13 @@ impl MethodHandler for Call {
             Ok(Err(panic)) => {
                 let panic = panic_text(panic.as_ref());
                 tracing::error!(call = self.name, panic, "a call panicked");
-                self.calls.plugin.mishap(self.name, Mishap::Panic);
+                self.tell(Mishap::Panic);
                 excuse(&may_fail, format!("rdma-ctk: internal error: {}: {panic}", self.name))
             }
             Err(_) => {
                 let elapsed = millis_of(begun.elapsed());
                 tracing::error!(call = self.name, elapsed_ms = elapsed, "a call was too slow");
-                self.calls.plugin.mishap(self.name, Mishap::Late);
+                self.tell(Mishap::Late);
                 excuse(
                     &may_fail,
                     format!(
@@ -349,6 +358,15 @@ impl MethodHandler for Call {
             Err(Failure(code, text)) => response.set_status(ttrpc::get_status(code, text)),
         }
         Ok(response)
+    }
+}
+
+impl Call {
+    fn tell(&self, mishap: Mishap) {
+        let tell = || self.calls.plugin.mishap(self.name, mishap);
+        if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+            tracing::error!(call = self.name, "the plugin panicked when it was told");
+        }
     }
 }
 

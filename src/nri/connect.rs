@@ -47,9 +47,10 @@ pub enum RunError {
 /// Without `launched` the socket is dialled for ever, once this is the only instance. With it the
 /// runtime started this process and has given it a connection, to be used at once. If another
 /// instance is registered then the connection is kept without doing anything, since a plugin that
-/// goes away at the start can keep an old runtime from starting, until the other is gone. When the
-/// connection is lost while the runtime lives on, it is dialled; when the runtime is gone, so is
-/// the reason to go on: it starts another process when it comes back.
+/// goes away at the start can keep an old runtime from starting, and a new one kills it; once the
+/// other is gone the socket is dialled. It is also dialled when the connection is lost while the
+/// runtime lives on. When the runtime is gone, so is the reason to go on: it starts another process
+/// when it comes back.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -132,21 +133,22 @@ async fn kept<F: Future<Output = ()>>(
         }
         Err(holder) => {
             tell_standby(holder);
-            let mut taken = None;
-            let over = async {
-                tokio::select! {
-                    lock = Lock::wait(&options.lock) => taken = Some(lock),
-                    () = stop.as_mut() => {}
+            let mut idle =
+                pin!(serve(stream, Arc::new(Idle), identity, std::future::pending::<()>()));
+            let end = tokio::select! {
+                end = &mut idle => end,
+                () = stop.as_mut() => return Ok(()),
+                lock = Lock::wait(&options.lock) => {
+                    let _lock = lock?;
+                    tracing::info!("the other instance is gone, taking over by the socket");
+                    let mut dialled = pin!(dial(plugin, options, runtime_lives, stop));
+                    tokio::select! {
+                        () = &mut dialled => {}
+                        _ = idle => dialled.await,
+                    }
+                    return Ok(());
                 }
             };
-            let end = serve(stream, Arc::new(Idle), identity, over).await;
-            if let Some(lock) = taken {
-                let lock = lock?;
-                tracing::info!("the other instance is gone, taking over by the socket");
-                dial(plugin, options, runtime_lives, stop).await;
-                drop(lock);
-                return Ok(());
-            }
             (None, end)
         }
     };
@@ -410,8 +412,10 @@ mod tests {
         first.stop().await;
         let mut dialled = accept(&listener).await;
         assert_eq!(dialled.start("containerd", "2.1.9", "").await, Ok(1));
-        runtime.closed().await;
+        // Both connections stay: a runtime kills a process that it has started and lost.
+        assert_eq!(runtime.synchronize(&[], &[]).await.unwrap().0, 1);
         second.stop().await;
+        runtime.closed().await;
     }
 
     #[tokio::test]

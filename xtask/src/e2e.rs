@@ -83,6 +83,27 @@ const BATCHES: &[Batch] = &[
         go: false,
         long: true,
     },
+    Batch {
+        name: "transport",
+        about: "our frames, deadlines and reconnections with containerd 2.1",
+        machine: &["--containerd=2"],
+        go: false,
+        long: false,
+    },
+    Batch {
+        name: "transport_17",
+        about: "likewise with containerd 1.7",
+        machine: &["--containerd=1"],
+        go: false,
+        long: false,
+    },
+    Batch {
+        name: "transport_24",
+        about: "likewise with containerd 2.4",
+        machine: &["--containerd", NEWER],
+        go: true,
+        long: true,
+    },
 ];
 
 /// Seconds that a whole batch may take, boot included.

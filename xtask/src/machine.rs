@@ -20,7 +20,7 @@ pub fn set_up() -> anyhow::Result<()> {
 
 /// Build the programs as users get them; the folder that holds them.
 pub fn build() -> anyhow::Result<PathBuf> {
-    succeed(&mut cargo(&["build", "--release", "--bins"]))?;
+    succeed(&mut cargo(&["build", "--release", "--bins", "--example=conformance"]))?;
     // xtask itself lies at TARGET/debug/xtask, wherever the target folder is.
     let this = std::env::current_exe().context("cannot tell the path of xtask")?;
     let target = this.ancestors().nth(2).context("xtask is not in a target folder")?;
