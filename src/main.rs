@@ -1,2 +1,16 @@
 //! The `rdma-ctk` program: parse, dispatch, exit code.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use rdma_ctk::cli::{Cli, Exit, run};
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("rdma-ctk: {error}");
+            Exit::Failure.into()
+        }
+    }
+}

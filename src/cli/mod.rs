@@ -1,4 +1,73 @@
-//! The commands that a person types, one file each.
+//! The commands that a person types, one file each. A command reads its arguments, calls what does
+//! the work, and words the answer.
 
-pub mod exit;
+mod doctor;
+mod exit;
+mod list;
 pub mod output;
+mod root;
+
+use std::io;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+pub use exit::Exit;
+
+/// RDMA inside containers by one opt-in
+#[derive(Debug, Parser)]
+#[command(name = "rdma-ctk", version, term_width = 100, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    List(list::ListArgs),
+    Doctor(doctor::DoctorArgs),
+}
+
+/// Why a command could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No temporary folder.
+    #[error("cannot make the folder {path}: {error}", path = path.display())]
+    Temporary {
+        /// Where, with X for what would have been random.
+        path: PathBuf,
+        /// Why not.
+        error: nix::errno::Errno,
+    },
+    /// The fixture is none.
+    #[error(transparent)]
+    Fixture(#[from] crate::inventory::fixture::FixtureError),
+    /// The answer cannot be written in the format asked for.
+    #[error(transparent)]
+    Format(#[from] output::FormatError),
+    /// Standard input or output failed.
+    #[error("standard input or output: {0}")]
+    Stream(#[from] io::Error),
+    /// `doctor CHECK` of a check that there is not.
+    #[error("no check is called {name:?}; there are: {known}")]
+    NoCheck {
+        /// As typed.
+        name: String,
+        /// The checks.
+        known: String,
+    },
+    /// `doctor --explain` of a text that is in no table.
+    #[error("no usual cause of this text is known; `rdma-ctk doctor` runs all checks")]
+    NoCause,
+}
+
+/// Runs the command that was typed.
+///
+/// # Errors
+/// It could not do its work; the error is one line.
+pub fn run(cli: &Cli) -> Result<Exit, Error> {
+    match &cli.command {
+        Command::List(args) => list::run(args),
+        Command::Doctor(args) => doctor::run(args),
+    }
+}

@@ -7,13 +7,14 @@ use comfy_table::{ContentArrangement, Table, TableStyle};
 use serde::Serialize;
 
 /// Value of `-o`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people
+    /// For people.
+    #[default]
     Table,
-    /// For programs
+    /// For programs.
     Json,
-    /// For programs and people
+    /// For programs and people.
     Yaml,
 }
 

@@ -1,5 +1,6 @@
 //! Locked memory: how much of it programs may have, by trying and by reading.
 
+use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 
 use nix::errno::Errno;
@@ -56,8 +57,12 @@ pub fn locking(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
 
 /// What containers that ask for nothing inherit, and whether the runtime can give more.
 pub fn of_runtime(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
-    let processes = runtimes(context.roots)
-        .map_err(|error| Unable::Read { path: context.roots.proc.clone(), error })?;
+    let processes = match runtimes(context.roots) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(Unable::Read { path: context.roots.proc.clone(), error });
+        }
+        processes => processes.unwrap_or_default(),
+    };
     if processes.is_empty() {
         return Err(Unable::Absent("no container runtime is running"));
     }

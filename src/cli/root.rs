@@ -1,0 +1,74 @@
+//! `--root`: the node to look at, the one underneath or a fixture.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::Error;
+use crate::inventory::{self, Node, fixture, rdma_netlink};
+use crate::roots::Roots;
+
+/// Which node.
+#[derive(Debug, Clone, Args)]
+pub struct RootArgs {
+    /// Look at the node in this folder (sys, proc, dev, run, etc) or .tree file, not at this one
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+}
+
+/// A node's trees, and the folder that a `.tree` file was unpacked into, which goes with it.
+#[derive(Debug)]
+pub struct Trees {
+    /// The trees.
+    pub roots: Roots,
+    unpacked: Option<PathBuf>,
+}
+
+impl RootArgs {
+    /// The trees to look at.
+    ///
+    /// # Errors
+    /// What was named is neither a folder nor a fixture text, or it cannot be unpacked.
+    pub fn trees(&self) -> Result<Trees, Error> {
+        let Some(path) = &self.root else {
+            return Ok(Trees { roots: Roots::below("/".as_ref()), unpacked: None });
+        };
+        if path.is_dir() {
+            return Ok(Trees { roots: Roots::below(path), unpacked: None });
+        }
+        let template = std::env::temp_dir().join("rdma-ctk-XXXXXX");
+        let folder = nix::unistd::mkdtemp(&template)
+            .map_err(|error| Error::Temporary { path: template, error })?;
+        // Made first, so that a fixture unpacked in part is removed too.
+        let trees = Trees { roots: Roots::below(&folder), unpacked: Some(folder.clone()) };
+        fixture::unpack(path, &folder)?;
+        Ok(trees)
+    }
+}
+
+impl Trees {
+    /// What the node has. RDMA netlink is asked on the running node only; if it does not answer,
+    /// that is one of the remarks.
+    pub fn node(&self) -> Node {
+        if !self.roots.is_live() {
+            return inventory::snapshot(&self.roots, None);
+        }
+        match rdma_netlink::read(&self.roots) {
+            Ok(view) => inventory::snapshot(&self.roots, view.as_ref()),
+            Err(error) => {
+                let mut node = inventory::snapshot(&self.roots, None);
+                node.remarks.push(format!("RDMA netlink did not answer: {error}"));
+                node
+            }
+        }
+    }
+}
+
+impl Drop for Trees {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.unpacked {
+            // Nobody is left to be told; the system clears its temporary folder.
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
