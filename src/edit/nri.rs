@@ -100,10 +100,14 @@ fn bind(source: &str, destination: &str) -> Mount {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
     use prost::Message;
 
     use super::*;
-    use crate::grant::{GrantedFile, GrantedMount, MemlockGrant, Variable};
+    use crate::grant::proptests::inputs;
+    use crate::grant::{GrantedFile, GrantedMount, MemlockGrant, Outcome, Variable};
 
     fn whole() -> Grant {
         let node = |name: &str, major, minor, rule_only| DeviceNode {
@@ -191,6 +195,63 @@ mod tests {
             ..ContainerAdjustment::default()
         };
         assert_eq!(sent, expected);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Each key once, and nothing but what a grant has.
+        #[test]
+        fn whatever_is_granted_is_set_once(inputs in inputs()) {
+            let Outcome::Granted(grant) = inputs.decide() else { return Ok(()) };
+            let files: Vec<String> = (0..grant.files.len()).map(|n| format!("/run/{n}")).collect();
+            let sent = sent(&grant, &files);
+            let linux = sent.linux.clone().unwrap_or_default();
+            let resources = linux.resources.clone().unwrap_or_default();
+            let cpu = resources.cpu.clone().unwrap_or_default();
+            let once = |keys: Vec<&String>| {
+                keys.iter().collect::<BTreeSet<_>>().len() == keys.len()
+            };
+            prop_assert!(once(sent.env.iter().map(|variable| &variable.key).collect()));
+            prop_assert!(once(sent.mounts.iter().map(|mount| &mount.destination).collect()));
+            prop_assert!(once(linux.devices.iter().map(|device| &device.path).collect()));
+            prop_assert!(sent.rlimits.len() <= 1);
+            prop_assert_eq!(sent.env.len(), grant.env.len());
+            prop_assert_eq!(sent.mounts.len(), grant.files.len() + grant.mounts.len());
+            prop_assert_eq!(linux.devices.len() + resources.devices.len(), grant.devices.len());
+            prop_assert_eq!(resources.unified.len(), grant.unified.len());
+            prop_assert_eq!(cpu.cpus.is_empty(), grant.cpus.is_none());
+            prop_assert_eq!(cpu.mems.is_empty(), grant.mems.is_none());
+            // With these taken out, nothing is left.
+            let rest = ContainerAdjustment {
+                annotations: [].into(),
+                mounts: Vec::new(),
+                env: Vec::new(),
+                rlimits: Vec::new(),
+                linux: Some(LinuxContainerAdjustment {
+                    devices: Vec::new(),
+                    resources: Some(LinuxResources {
+                        cpu: Some(LinuxCpu { cpus: String::new(), mems: String::new(), ..cpu }),
+                        unified: [].into(),
+                        devices: Vec::new(),
+                        ..resources
+                    }),
+                    ..linux
+                }),
+                ..sent
+            };
+            let nothing = ContainerAdjustment {
+                linux: Some(LinuxContainerAdjustment {
+                    resources: Some(LinuxResources {
+                        cpu: Some(LinuxCpu::default()),
+                        ..LinuxResources::default()
+                    }),
+                    ..LinuxContainerAdjustment::default()
+                }),
+                ..ContainerAdjustment::default()
+            };
+            prop_assert_eq!(rest, nothing);
+        }
     }
 
     #[test]

@@ -321,4 +321,6 @@ impl Notes {
 }
 
 #[cfg(test)]
+pub(crate) mod proptests;
+#[cfg(test)]
 mod tests;

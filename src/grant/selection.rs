@@ -21,7 +21,7 @@ use crate::request::{Devices, Key, Link, NodeKind, Selector};
 pub(super) fn select<'a>(case: &Case<'a>, notes: &mut Notes) -> Result<Vec<&'a Hca>, Refusal> {
     let chosen = match &case.request.devices {
         None | Some(Devices::None) => Vec::new(),
-        Some(Devices::All) => set(case, "all", |_| true, notes)?,
+        Some(Devices::All) => set(case, None, |_| true, notes)?,
         Some(Devices::Count(count)) => best(case, *count, notes)?,
         Some(Devices::Select(selectors)) => {
             let mut chosen: Vec<&Hca> = Vec::new();
@@ -56,7 +56,7 @@ fn select_by<'a>(
 ) -> Result<Vec<&'a Hca>, Refusal> {
     match selector {
         Selector::Name(pattern) if pattern.contains('*') => {
-            set(case, pattern, |hca| wildcard(pattern, &hca.name), notes)
+            set(case, Some(pattern), |hca| wildcard(pattern, &hca.name), notes)
         }
         Selector::Name(name) => one(case, name, |hca| hca.name == *name),
         Selector::Pci(address) => {
@@ -66,13 +66,16 @@ fn select_by<'a>(
             hca.ports.iter().any(|port| port.netdev.as_deref() == Some(netdev))
         }),
         Selector::Driver(driver) => {
-            set(case, &format!("driver:{driver}"), |hca| hca.driver.is(driver), notes)
+            set(case, Some(&format!("driver:{driver}")), |hca| hca.driver.is(driver), notes)
         }
-        Selector::Link(link) => {
-            set(case, &format!("link:{}", link_word(*link)), |hca| link_of(hca) == *link, notes)
-        }
+        Selector::Link(link) => set(
+            case,
+            Some(&format!("link:{}", link_word(*link))),
+            |hca| link_of(hca) == *link,
+            notes,
+        ),
         Selector::Numa(numa) => {
-            set(case, &format!("numa:{numa}"), |hca| hca.numa == Some(*numa), notes)
+            set(case, Some(&format!("numa:{numa}")), |hca| hca.numa == Some(*numa), notes)
         }
         Selector::Gpu => by_gpu(case, notes),
         Selector::Rail(places) => {
@@ -113,10 +116,10 @@ fn one<'a>(
     ))
 }
 
-/// Those of a set that are fit; none is refused.
+/// Those of a set that are fit; none is refused. `what` are the words for it, if it is not all.
 fn set<'a>(
     case: &Case<'a>,
-    what: &str,
+    what: Option<&str>,
     meant: impl Fn(&Hca) -> bool,
     notes: &mut Notes,
 ) -> Result<Vec<&'a Hca>, Refusal> {
@@ -141,14 +144,12 @@ fn set<'a>(
         fit.retain(|hca| !is_virtual(hca));
     }
     if fit.is_empty() {
+        let matching = what.map_or_else(String::new, |what| format!(" that matches {what}"));
         let why = if left_out.is_empty() {
-            format!(
-                "no RDMA device on this node matches {what} (have: {})",
-                details(&case.node.hcas)
-            )
+            format!("no RDMA device on this node{matching} (have: {})", details(&case.node.hcas))
         } else {
             format!(
-                "no RDMA device that matches {what} can be given ({})",
+                "no RDMA device{matching} can be given ({})",
                 list(left_out.iter().map(|(hca, why)| format!("{}: {why}", hca.name)))
             )
         };
@@ -156,7 +157,7 @@ fn set<'a>(
     }
     if !left_out.is_empty() {
         let left_out = left_out.iter().map(|(hca, why)| format!("{}: {why}", hca.name));
-        notes.reason("devices", format!("{what} leaves out {}", list(left_out)));
+        notes.reason("devices", format!("left out: {}", list(left_out)));
     }
     Ok(fit)
 }
@@ -164,7 +165,7 @@ fn set<'a>(
 /// The `count` best of all: by nearness to the container's GPUs, then to its CPUs, then by a hash
 /// of pod and container, so that load spreads.
 fn best<'a>(case: &Case<'a>, count: u32, notes: &mut Notes) -> Result<Vec<&'a Hca>, Refusal> {
-    let mut fit = set(case, "a count", |_| true, notes)?;
+    let mut fit = set(case, None, |_| true, notes)?;
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     if count == 0 || fit.len() < count {
         return Err(refuse(
@@ -223,7 +224,7 @@ fn by_gpu<'a>(case: &Case<'a>, notes: &mut Notes) -> Result<Vec<&'a Hca>, Refusa
             ),
         ));
     }
-    let fit = set(case, "gpu", |_| true, notes)?;
+    let fit = set(case, None, |_| true, notes)?;
     let mut chosen: Vec<&Hca> = Vec::new();
     for gpu in &gpus {
         let near = gpus::nearest(case.node, &[gpu]);
