@@ -139,7 +139,7 @@ def pre_installed_the_runtime_starts_us_with_its_configuration(node):
         node.daemon_down()
     os.makedirs("/opt/nri/plugins", exist_ok=True)
     shutil.copy(PROGRAM, "/opt/nri/plugins/10-rdma-ctk")
-    write("/etc/nri/conf.d/10-rdma-ctk.conf", "[default]\nmemlock_max = 33554432\n")
+    write("/etc/nri/conf.d/10-rdma-ctk.conf", "[default]\nmemlock_max = \"32MiB\"\n")
     node.containerd_down()
     node.containerd_up()
     try:
