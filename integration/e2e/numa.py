@@ -1,7 +1,8 @@
 """Two NUMA nodes (CPUs 0-1 and 2-3) with a card each: rxe0 is near node 0, rxe1 near node 1."""
 import re
 
-from harness import DAEMON_LOG, Log, Neighbour, Pod, contains, cri, equal, expect, lacks, wait_for
+from harness import (DAEMON_LOG, Log, Neighbour, Pod, command, contains, cri, equal, expect, lacks,
+                     wait_for)
 
 
 def prepare(node):
@@ -106,6 +107,18 @@ def both_are_in_one_list(node):
     contains(container.sh("ibv_devinfo"), "rxe0", "rxe1")
 
 
+# -- the mode of the RDMA namespace -----------------------------------------------------------
+def c54_in_exclusive_mode_an_adapter_outside_the_pod_is_refused(node):
+    """The kernel changes the mode only while no other network namespace exists: all pods above
+    share the host's."""
+    command("rdma", "system", "set", "netns", "exclusive")
+    node.daemon_down()
+    node.daemon_up()
+    contains(placed("same", {"devices": "rxe1"}).sh("ibv_devinfo"), "rxe1")
+    text = Pod("other", {"devices": "rxe1"}, host_network=False).refusal()
+    contains(text, "rdma-ctk: ", "rxe1", "exclusive")
+
+
 CASES = [
     c45_cpus_are_those_of_the_adapters_node,
     c45_strict_sets_memory_nodes_too,
@@ -121,4 +134,5 @@ CASES = [
     selectors_find_their_adapter,
     a_count_gives_as_many,
     both_are_in_one_list,
+    c54_in_exclusive_mode_an_adapter_outside_the_pod_is_refused,
 ]

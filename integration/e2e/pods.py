@@ -1,11 +1,12 @@
 """What pods get and do not get, with the daemon on the NRI socket."""
 import json
+import os
 import re
 import subprocess
 import threading
 
-from harness import (DAEMON_LOG, PROGRAM, Log, Neighbour, Pod, contains, cri, equal, expect, lacks,
-                     read, wait_for, write)
+from harness import (DAEMON_LOG, PROGRAM, Log, Neighbour, Pod, command, contains, cri, equal, expect,
+                     lacks, read, wait_for, write)
 
 # Containers of which one is made before the daemon runs and one after: their specs must be equal.
 BYSTANDERS = {
@@ -205,6 +206,39 @@ def c17_mad_nodes_need_policy(node):
     contains(text, "rdma-ctk: ", "nodes.rdma-ctk.io", "umad")
 
 
+# -- the node changes -------------------------------------------------------------------------
+def c11_without_rdma_cm_the_rest_is_given_with_a_warning(node):
+    command("modprobe", "-r", "rdma_ucm")
+    try:
+        log = Log(DAEMON_LOG)
+        pod = Pod("no-cm", {"devices": "all", "require/container.strict": "rdma_cm"})
+        container = pod.run("main")
+        equal(container.sh("ls /dev/infiniband").split(), ["uverbs0"], "the device nodes")
+        contains(container.sh("ibv_devinfo"), "PORT_ACTIVE")
+        contains(log.text(), "rdma_ucm")
+        contains(pod.refusal("strict"), "rdma-ctk: ", "require.rdma-ctk.io", "rdma_cm")
+    finally:
+        command("modprobe", "rdma_ucm")
+    wait_for("the node of rdma_cm", lambda: os.path.exists("/dev/infiniband/rdma_cm"))
+    container = Pod("cm-again", {"devices": "all", "require": "rdma_cm"}).run("main")
+    equal(container.sh("stat -c %t:%T /dev/infiniband/rdma_cm"),
+          command("stat", "-c", "%t:%T", "/dev/infiniband/rdma_cm"), "the numbers of rdma_cm")
+
+
+def adapters_that_come_change_their_name_and_go_are_known(node):
+    command("ip", "link", "add", "card9", "type", "dummy")
+    command("ip", "addr", "add", "10.99.0.1/24", "dev", "card9")
+    command("ip", "link", "set", "card9", "up")
+    command("rdma", "link", "add", "rxe9", "type", "rxe", "netdev", "card9")
+    container = Pod("came", {"devices": "rxe9"}).run("main")
+    equal(sorted(container.sh("ls /dev/infiniband").split()), ["rdma_cm", "uverbs1"], "the nodes")
+    contains(container.sh("ibv_devinfo -d rxe9"), "PORT_ACTIVE")
+    command("rdma", "dev", "set", "rxe9", "name", "renamed9")
+    contains(Pod("renamed", {"devices": "renamed9"}).run("main").sh("env"), "renamed9:1")
+    command("rdma", "link", "del", "renamed9")
+    contains(Pod("gone", {"devices": "renamed9"}).refusal(), "rdma-ctk: ", "renamed9", "rxe0")
+
+
 # -- neighbours -----------------------------------------------------------------------------
 def c67_what_a_neighbour_has_set_is_not_set_twice(node):
     """Before us in order: a variable, a device and a limit that we would set ourselves."""
@@ -279,6 +313,8 @@ CASES = [
     a_key_without_devices_is_refused,
     c09_a_capability_through_nri_is_refused,
     c17_mad_nodes_need_policy,
+    c11_without_rdma_cm_the_rest_is_given_with_a_warning,
+    adapters_that_come_change_their_name_and_go_are_known,
     c67_what_a_neighbour_has_set_is_not_set_twice,
     c67_a_neighbour_after_us_fails_in_words_if_it_sets_ours,
     c14_a_host_path_over_the_nodes_gets_rules_only,
