@@ -2,11 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use rdma_ctk::cli::{Cli, Exit, run};
 
 fn main() -> ExitCode {
-    match run(&Cli::parse()) {
+    match run(&Cli::typed()) {
         Ok(exit) => exit.into(),
         Err(error) => {
             eprintln!("rdma-ctk: {error}");

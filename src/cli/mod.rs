@@ -4,6 +4,7 @@
 mod doctor;
 mod exit;
 mod list;
+mod nri;
 pub mod output;
 mod root;
 
@@ -22,10 +23,24 @@ pub struct Cli {
     command: Command,
 }
 
+impl Cli {
+    /// What was typed. A container runtime that starts this program from its plugin folder types
+    /// nothing.
+    pub fn typed() -> Self {
+        let bare = std::env::args_os().len() <= 1;
+        if bare && crate::daemon::service::launched_by_runtime() {
+            Self::parse_from(["rdma-ctk", "nri"])
+        } else {
+            Self::parse()
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     List(list::ListArgs),
     Doctor(doctor::DoctorArgs),
+    Nri(nri::NriArgs),
 }
 
 /// Why a command could not do its work.
@@ -48,6 +63,20 @@ pub enum Error {
     /// Standard input or output failed.
     #[error("standard input or output: {0}")]
     Stream(#[from] io::Error),
+    /// The daemon cannot run.
+    #[error(transparent)]
+    Service(#[from] crate::daemon::service::ServiceError),
+    /// Nothing can be logged.
+    #[error(transparent)]
+    Log(#[from] crate::daemon::logging::LogError),
+    /// A variable of the environment is wrong.
+    #[error("{name}: {problem}")]
+    Variable {
+        /// Which.
+        name: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// `doctor CHECK` of a check that there is not.
     #[error("no check is called {name:?}; there are: {known}")]
     NoCheck {
@@ -69,5 +98,6 @@ pub fn run(cli: &Cli) -> Result<Exit, Error> {
     match &cli.command {
         Command::List(args) => list::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Nri(args) => nri::run(args),
     }
 }

@@ -10,6 +10,7 @@ use super::metrics::node::Holder;
 use super::records::{PodName, Record, Verdict};
 use crate::grant::Grant;
 use crate::inventory::{CpuSet, Node};
+use crate::nri::container::Network;
 use crate::request::Request;
 
 /// What a living container was given, as far as that is needed later.
@@ -25,10 +26,12 @@ pub struct Granted {
     pub devices: Vec<String>,
     /// CPUs that it was narrowed to.
     pub cpus: Option<CpuSet>,
+    /// Of the grant: what tells how a CPU set is to be narrowed that the kubelet sends later.
+    pub narrowing: Option<Box<Grant>>,
     /// Adapters to which none of its CPUs is next.
     pub far: Vec<String>,
     /// What it asked, kept where a file of ours is bound into it, to write that anew.
-    pub request: Option<Arc<Request>>,
+    pub asked: Option<Asked>,
     /// It has been let start.
     pub started: bool,
 }
@@ -47,8 +50,15 @@ impl Granted {
                 .map(|device| device.path.clone())
                 .collect(),
             cpus: grant.cpus.clone(),
+            narrowing: grant.near.as_ref().map(|near| {
+                Box::new(Grant {
+                    adapters: grant.adapters.clone(),
+                    near: Some(near.clone()),
+                    ..Grant::default()
+                })
+            }),
             far: Vec::new(),
-            request: None,
+            asked: None,
             started: false,
         }
     }
@@ -63,6 +73,15 @@ impl Granted {
         };
         self.far = self.adapters.iter().filter(far).cloned().collect();
     }
+}
+
+/// What a container asked, and where its pod's network is.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The request, as it was decided about.
+    pub request: Arc<Request>,
+    /// The network.
+    pub network: Network,
 }
 
 /// The book of containers.
@@ -236,10 +255,10 @@ impl Containers {
     }
 
     /// Containers into which a file of ours is bound, with what they asked.
-    pub fn with_files(&self) -> Vec<(String, PodName, Arc<Request>)> {
+    pub fn with_files(&self) -> Vec<(String, PodName, Asked)> {
         let inner = self.inner();
         let kept = inner.granted.iter().filter_map(|(id, granted)| {
-            Some((id.clone(), granted.pod.clone(), Arc::clone(granted.request.as_ref()?)))
+            Some((id.clone(), granted.pod.clone(), granted.asked.clone()?))
         });
         kept.collect()
     }

@@ -1,11 +1,30 @@
 //! What lives on: the daemon between a container runtime and the engine.
+//!
+//! [`plugin`] is told by the runtime, [`admission`] asks the engine and answers. What an answer
+//! needs is at hand: the inventory ([`snapshot`]), the networks of pods ([`pods`]), the policy
+//! ([`policies`]). What was decided is written down ([`journal`], [`records`]) and counted
+//! ([`metrics`]). Who was created without us is found by [`gate`], [`audit`] and [`roll_call`].
 
+mod admission;
+pub mod audit;
 pub mod containers;
 pub mod cpu_manager;
+pub mod events;
+pub mod gate;
 pub mod journal;
+pub mod logging;
+pub mod memory;
 pub mod metrics;
+pub mod plugin;
 pub mod pods;
+pub mod policies;
 pub mod records;
+mod roll_call;
 pub mod runtime_limits;
 pub mod scopes;
+pub mod service;
+pub mod session;
 pub mod snapshot;
+
+#[cfg(test)]
+mod tests;

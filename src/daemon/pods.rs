@@ -15,17 +15,19 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tracing::debug;
 
-use crate::inventory::{PodNetwork, PodView};
+use super::snapshot::Keeper;
+use crate::inventory::{Node, PodView};
 use crate::nri::container::Network;
 
 /// A view older than this is read anew before it is used, since addresses come and go.
 const FRESH: Duration = Duration::from_secs(30);
+/// How long a pod's network waits for the first inventory.
+const INVENTORY: Duration = Duration::from_secs(60);
 /// So many network namespaces are read at once, at most: each takes a thread.
 const AT_ONCE: usize = 4;
 
-/// Reads the network in the namespace under a path; blocking.
-pub type ReadNetwork =
-    dyn Fn(&Path) -> Result<PodNetwork, Box<dyn std::error::Error + Send + Sync>> + Send + Sync;
+/// Looks at the namespace under a path, on a node like this; blocking.
+pub type Look = dyn Fn(&Path, &Node) -> PodView + Send + Sync;
 
 /// The views of all pods that are looked at; clones share them.
 #[derive(Clone)]
@@ -34,7 +36,8 @@ pub struct Pods {
 }
 
 struct Inner {
-    read: Box<ReadNetwork>,
+    keeper: Keeper,
+    look: Box<Look>,
     turns: Semaphore,
     pods: Mutex<HashMap<String, State>>,
 }
@@ -47,8 +50,16 @@ struct State {
 
 #[derive(Clone)]
 struct View {
+    /// When it was had.
     at: Instant,
     view: Arc<PodView>,
+}
+
+impl View {
+    /// Good enough not to look again.
+    fn is_fresh(&self) -> bool {
+        self.at.elapsed() < FRESH && !matches!(*self.view, PodView::Unknown { .. })
+    }
 }
 
 impl fmt::Debug for Pods {
@@ -58,10 +69,10 @@ impl fmt::Debug for Pods {
 }
 
 impl Pods {
-    /// No pods yet; they will be read with `read`.
-    pub fn new(read: Box<ReadNetwork>) -> Self {
+    /// No pods yet; `look` will look at them, on the node that `keeper` knows.
+    pub fn new(keeper: Keeper, look: Box<Look>) -> Self {
         let turns = Semaphore::new(AT_ONCE);
-        Self { inner: Arc::new(Inner { read, turns, pods: Mutex::default() }) }
+        Self { inner: Arc::new(Inner { keeper, look, turns, pods: Mutex::default() }) }
     }
 
     /// Begins to read the network of the pod with that sandbox, unless that is going on. To be
@@ -98,14 +109,16 @@ impl Pods {
             }
             Network::Own(_) => {}
         }
-        if self.seen(sandbox, network).is_none_or(|view| view.at.elapsed() >= FRESH) {
+        let asked = Instant::now();
+        if self.seen(sandbox, network).is_none_or(|view| !view.is_fresh()) {
             self.begin(sandbox, network);
         }
         let receiver = self.pods().get(sandbox).map(|state| state.view.subscribe());
         if let Some(mut receiver) = receiver {
-            let fresh =
-                |view: &Option<View>| view.as_ref().is_some_and(|view| view.at.elapsed() < FRESH);
-            if let Ok(Ok(view)) = timeout(patience, receiver.wait_for(fresh)).await
+            let will_do = |view: &Option<View>| {
+                view.as_ref().is_some_and(|view| view.at >= asked || view.is_fresh())
+            };
+            if let Ok(Ok(view)) = timeout(patience, receiver.wait_for(will_do)).await
                 && let Some(view) = view.as_ref()
             {
                 return Arc::clone(&view.view);
@@ -134,25 +147,35 @@ impl Pods {
         let mut pods = self.pods();
         pods.retain(|_, state| {
             let view = state.view.borrow();
-            state.reading || view.as_ref().is_some_and(|view| view.at.elapsed() < FRESH)
+            state.reading || view.as_ref().is_some_and(View::is_fresh)
         });
         pods.shrink_to_fit();
     }
 
     async fn read(&self, sandbox: &str, path: PathBuf) {
-        let Ok(_turn) = self.inner.turns.acquire().await else { return };
-        let (inner, at, from) = (Arc::clone(&self.inner), Instant::now(), path.clone());
-        let view = match tokio::task::spawn_blocking(move || (inner.read)(&from)).await {
-            Ok(Ok(network)) => PodView::Ready(network),
-            Ok(Err(error)) => PodView::Unknown { reason: error.to_string() },
-            Err(error) => PodView::Unknown { reason: format!("reading it failed badly: {error}") },
-        };
-        debug!(sandbox, took = ?at.elapsed(), "network of pod read");
+        let begun = Instant::now();
+        let view = self.look(&path).await;
+        debug!(sandbox, took = ?begun.elapsed(), "network of pod read");
         let mut pods = self.pods();
         // Gone meanwhile, or moved: then nobody wants to know.
         if let Some(state) = pods.get_mut(sandbox).filter(|state| state.path == path) {
             state.reading = false;
             state.view.send_replace(Some(View { at: Instant::now(), view: Arc::new(view) }));
+        }
+    }
+
+    async fn look(&self, path: &Path) -> PodView {
+        let Ok(_turn) = self.inner.turns.acquire().await else {
+            return PodView::Unknown { reason: "rdma-ctk is stopping".to_owned() };
+        };
+        let node = match self.inner.keeper.node(INVENTORY).await {
+            Ok(node) => node,
+            Err(problem) => return PodView::Unknown { reason: problem.to_string() },
+        };
+        let (inner, path) = (Arc::clone(&self.inner), path.to_owned());
+        match tokio::task::spawn_blocking(move || (inner.look)(&path, &node)).await {
+            Ok(view) => view,
+            Err(error) => PodView::Unknown { reason: format!("reading it failed badly: {error}") },
         }
     }
 
@@ -175,6 +198,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::inventory::{PodNetwork, PortGids};
 
     const LONG: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(30);
@@ -183,9 +207,9 @@ mod tests {
         Network::Own(path.into())
     }
 
-    fn network(mtu: u32) -> PodNetwork {
-        let gids = crate::inventory::PortGids { hca: "mlx5_0".into(), port: mtu, gids: Vec::new() };
-        PodNetwork { gids: vec![gids], ..PodNetwork::default() }
+    fn ready(number: u32) -> PodView {
+        let gids = PortGids { hca: "mlx5_0".into(), port: number, gids: Vec::new() };
+        PodView::Ready(PodNetwork { gids: vec![gids], ..PodNetwork::default() })
     }
 
     /// Pods whose networks come one by one through the channel.
@@ -193,14 +217,18 @@ mod tests {
         let (sender, gate) = mpsc::channel::<Result<u32, String>>();
         let (gate, count) = (Mutex::new(gate), Arc::new(AtomicUsize::new(0)));
         let reads = Arc::clone(&count);
-        let pods = Pods::new(Box::new(move |_| {
+        let keeper = Keeper::new(Box::new(|| Ok(Node::default())));
+        let runner = keeper.clone();
+        tokio::spawn(async move { runner.run(|| {}).await });
+        let look = move |_: &Path, _: &Node| {
             reads.fetch_add(1, Ordering::SeqCst);
             match gate.lock().unwrap().recv() {
-                Ok(Ok(number)) => Ok(network(number)),
-                Ok(Err(text)) => Err(text.into()),
-                Err(_) => Err("the test is over".into()),
+                Ok(Ok(number)) => ready(number),
+                Ok(Err(reason)) => PodView::Unknown { reason },
+                Err(_) => PodView::Unknown { reason: "the test is over".into() },
             }
-        }));
+        };
+        let pods = Pods::new(keeper, Box::new(look));
         (pods, sender, count)
     }
 
@@ -217,7 +245,7 @@ mod tests {
         gate.send(Ok(1)).unwrap();
         for _ in 0..3 {
             let view = pods.view("box", &own("/run/netns/a"), LONG).await;
-            assert_eq!(*view, PodView::Ready(network(1)));
+            assert_eq!(*view, ready(1));
         }
         assert_eq!(reads.load(Ordering::SeqCst), 1);
     }
@@ -226,10 +254,10 @@ mod tests {
     async fn a_pod_that_was_not_announced_is_read_when_it_is_needed() {
         let (pods, gate, _) = gated();
         gate.send(Ok(7)).unwrap();
-        assert_eq!(*pods.view("box", &own("/n"), LONG).await, PodView::Ready(network(7)));
+        assert_eq!(*pods.view("box", &own("/n"), LONG).await, ready(7));
         pods.forget("box");
         gate.send(Ok(8)).unwrap();
-        assert_eq!(*pods.view("box", &own("/n"), LONG).await, PodView::Ready(network(8)));
+        assert_eq!(*pods.view("box", &own("/n"), LONG).await, ready(8));
     }
 
     #[tokio::test]
@@ -238,7 +266,7 @@ mod tests {
         gate.send(Ok(1)).unwrap();
         pods.view("box", &own("/a"), LONG).await;
         gate.send(Ok(2)).unwrap();
-        assert_eq!(*pods.view("box", &own("/b"), LONG).await, PodView::Ready(network(2)));
+        assert_eq!(*pods.view("box", &own("/b"), LONG).await, ready(2));
     }
 
     #[tokio::test]
@@ -256,6 +284,8 @@ mod tests {
         gate.send(Err("no such file".into())).unwrap();
         let view = pods.view("box", &own("/gone"), LONG).await;
         assert_eq!(*view, PodView::Unknown { reason: "no such file".into() });
+        gate.send(Ok(3)).unwrap();
+        assert_eq!(*pods.view("box", &own("/gone"), LONG).await, ready(3));
     }
 
     #[tokio::test]

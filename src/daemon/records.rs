@@ -17,7 +17,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -160,6 +160,19 @@ pub struct DaemonState {
     pub connected: bool,
     /// When that last changed, in seconds since 1970.
     pub since: u64,
+}
+
+impl DaemonState {
+    /// The state of this process, which has no session.
+    pub fn beginning() -> Self {
+        Self {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            runtime: None,
+            connected: false,
+            since: seconds_since_1970(),
+        }
+    }
 }
 
 /// The runtime at the other end.
@@ -383,6 +396,11 @@ pub struct Identifiers {
     pub pods: Vec<String>,
     /// Containers with files.
     pub files: Vec<String>,
+}
+
+/// Now.
+pub fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// `id`, if it can be a file name: `[A-Za-z0-9_.-]`, not only dots, at most 200 characters.

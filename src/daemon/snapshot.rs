@@ -120,10 +120,11 @@ impl Keeper {
         self.inner.current.subscribe()
     }
 
-    /// Keeps the snapshot current, for ever.
-    pub async fn run(&self) {
+    /// Keeps the snapshot current, for ever; `after` is called after each read.
+    pub async fn run(&self, after: impl Fn()) {
         loop {
             self.refresh().await;
+            after();
             tokio::select! {
                 () = self.inner.changed.notified() => self.settle().await,
                 () = sleep(RESCAN) => {}
@@ -208,7 +209,7 @@ mod tests {
             read(counter.fetch_add(1, Ordering::SeqCst)).map_err(Into::into)
         }));
         let runner = keeper.clone();
-        tokio::spawn(async move { runner.run().await });
+        tokio::spawn(async move { runner.run(|| {}).await });
         (keeper, count)
     }
 

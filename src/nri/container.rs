@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 
 use super::proto::{Container, LinuxNamespace, LinuxResources, PodSandbox};
 use super::version::{Feature, Runtime};
-use crate::inventory::CpuSet;
-use crate::request::{self, Can, Carrier, CarrierPath, Device, Limit, Mount, Pod};
+use crate::inventory::{CpuSet, Node};
+use crate::request::{self, Can, Carrier, CarrierPath, Device, Limit, Mount, Pod, carries_grant};
 use crate::roots::Roots;
 
 /// Annotations by which the kubelet hands CDI names to runtimes that have no field for them.
@@ -122,8 +122,28 @@ pub fn container(
         }),
         cpu_shares: cpu.and_then(|cpu| cpu.shares.as_ref()).map(|shares| shares.value),
         cdi: cdi(container),
+        // On CRI-O a container carries its pod's annotations, which are the tenant's.
+        granted_before: carries_grant(&container.annotations)
+            && !carries_grant(&sandbox.annotations),
         ..request::Container::default()
     }
+}
+
+/// Whether another plugin may have given adapters to a container: what a claim is made of is there.
+/// Says yes too often rather than too rarely, and costs next to nothing.
+pub fn may_claim(container: &Container, node: &Node) -> bool {
+    let named = |name: &str| name.contains("rdma");
+    container.cdi_devices.iter().any(|device| named(&device.name))
+        || container
+            .annotations
+            .iter()
+            .any(|(key, names)| key.starts_with(CDI_ANNOTATION) && named(names))
+        || container.linux.iter().flat_map(|linux| &linux.devices).any(|device| {
+            let mut nodes = node.hcas.iter().filter_map(|hca| hca.uverbs.as_ref());
+            nodes.any(|uverbs| {
+                (device.major, device.minor) == (i64::from(uverbs.major), i64::from(uverbs.minor))
+            })
+        })
 }
 
 /// Where that pod's network is, as the pod says it or, failing that, one of its containers.

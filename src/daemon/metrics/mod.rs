@@ -5,7 +5,7 @@ pub mod endpoint;
 pub mod node;
 
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -14,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use super::records::seconds_since_1970;
 use crate::nri::Mishap;
 
 /// Upper bounds of the times that calls take, in seconds: from what a container that asks nothing
@@ -193,11 +194,6 @@ impl Metrics {
             self.last_event.clone(),
         );
     }
-}
-
-/// Now.
-pub fn seconds_since_1970() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]

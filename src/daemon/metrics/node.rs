@@ -309,7 +309,7 @@ mod tests {
 
         let keeper = Keeper::new(Box::new(|| Ok(node())));
         let runner = keeper.clone();
-        tokio::spawn(async move { runner.run().await });
+        tokio::spawn(async move { runner.run(|| {}).await });
         keeper.node(Duration::from_secs(10)).await.unwrap();
         let holder = |pod: &str, far| Holder {
             namespace: "ml".into(),

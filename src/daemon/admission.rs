@@ -1,0 +1,376 @@
+//! What a container gets when it is created, started and updated: the runtime's words into the
+//! engine, the engine's answer back.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::containers::{Asked, Granted};
+use super::cpu_manager;
+use super::gate;
+use super::metrics::RefusalClass;
+use super::plugin::Daemon;
+use super::records::{PodName, Verdict};
+use super::session::Session;
+use super::snapshot::NotReady;
+use crate::edit;
+use crate::grant::{Grant, Inventory, Outcome, TopologyFile, decide, resend};
+use crate::inventory::{CpuSet, Node, PodView};
+use crate::nri::container::{self, may_claim, network, parent_cpus, pod};
+use crate::nri::proto::{
+    Container, ContainerUpdate, CreateContainerResponse, LinuxContainerUpdate, LinuxCpu,
+    LinuxResources, PodSandbox,
+};
+use crate::policy::{OnRefusal, Policy};
+use crate::request::{self, NumaMode, Request, mentions_us};
+
+/// How long a pod's network may take to be read when nobody waits for it.
+const LEISURE: Duration = Duration::from_secs(30);
+
+/// The prefix of every text that reaches a user.
+const PREFIX: &str = "rdma-ctk: ";
+
+/// The container that is being decided about.
+struct Candidate<'a> {
+    sandbox: &'a PodSandbox,
+    container: &'a Container,
+    session: Arc<Session>,
+    policy: Arc<Policy>,
+}
+
+impl Candidate<'_> {
+    fn pod(&self) -> PodName {
+        PodName::new(&pod(self.sandbox), &self.sandbox.id)
+    }
+}
+
+type Answer = Result<CreateContainerResponse, String>;
+
+impl Daemon {
+    /// What to change in a container that is being created.
+    pub(super) async fn admit(&self, sandbox: &PodSandbox, container: &Container) -> Answer {
+        self.containers.tell(&container.id);
+        if self.scopes.met(&sandbox.id, &container.name) {
+            self.journal.remove_pod(&sandbox.id);
+        }
+        let nothing = CreateContainerResponse::default();
+        let Some(session) = self.session() else {
+            // Only ever if a runtime calls before it has configured us.
+            return Err(format!("{PREFIX}the session is not configured"));
+        };
+        let annotations = session.annotations(sandbox, container);
+        let mentioned = mentions_us(annotations.keys());
+        let node = self.keeper.now();
+        if !mentioned && !node.as_deref().is_some_and(|node| may_claim(container, node)) {
+            return Ok(nothing);
+        }
+        let policy = self.policies.now();
+        let case = Candidate { sandbox, container, session, policy };
+        let node = match node {
+            Some(node) => node,
+            None => match self.keeper.node(case.session.patience()).await {
+                Ok(node) => node,
+                Err(problem) => return self.unready(&case, &problem),
+            },
+        };
+        self.decide(&case, &node).await
+    }
+
+    async fn decide(&self, case: &Candidate<'_>, node: &Node) -> Answer {
+        let Candidate { sandbox, container, session, policy } = case;
+        let nothing = CreateContainerResponse::default();
+        let described = container::container(sandbox, container, &session.runtime, session.limits);
+        let annotations = session.annotations(sandbox, container);
+        let read = Request::read(annotations, described, session.carrier.clone(), policy, node);
+        let mut request = match read {
+            Ok(request) if request.asks() => request,
+            Ok(_) => return Ok(nothing),
+            Err(problem) if policy.wrapper_handlers.contains(&sandbox.runtime_handler) => {
+                return self.leave(case, format!("it belongs to the runtime wrapper: {problem}"));
+            }
+            Err(problem) => {
+                return self.refuse(case, RefusalClass::Annotation, problem.to_string());
+            }
+        };
+        if let Some(reason) = &session.left {
+            return self.leave(case, reason.clone());
+        }
+        self.look_at_cpus(case, &mut request);
+        let own = network(sandbox, Some(container));
+        let view = self.pods.view(&sandbox.id, &own, session.patience()).await;
+        let inventory = Inventory { node, pod: &view, topology: topology(policy) };
+        match decide(&request, &inventory, policy) {
+            Outcome::NotAsked => Ok(nothing),
+            Outcome::LeftAlone { reason } => self.leave(case, reason),
+            Outcome::Refused(refusal) => {
+                self.refuse(case, RefusalClass::Decision, refusal.sentence)
+            }
+            Outcome::Waived(refusal) => self.waive(case, refusal.sentence),
+            Outcome::Granted(grant) => {
+                let asked = Asked { request: Arc::new(request), network: own };
+                self.give(case, node, asked, grant, matches!(*view, PodView::Pending { .. }))
+            }
+        }
+    }
+
+    /// What the request cannot say of a container's CPUs, for one whose CPUs matter.
+    fn look_at_cpus(&self, case: &Candidate<'_>, request: &mut Request) {
+        if request.numa == NumaMode::Off {
+            return;
+        }
+        let container = &mut request.container;
+        if let Some(given) = &container.cpus {
+            container.cpus_owned =
+                cpu_manager::owner(&self.kubelet, &container.pod.uid, &container.name, given);
+        }
+        match parent_cpus(&self.roots, case.sandbox, case.container) {
+            Ok(cpus) => container.parent_cpus = cpus,
+            Err(problem) => {
+                warn!(pod = %case.pod(), "the CPUs of its group are unknown: {problem}")
+            }
+        }
+    }
+
+    fn give(
+        &self,
+        case: &Candidate<'_>,
+        node: &Node,
+        asked: Asked,
+        grant: Box<Grant>,
+        pending: bool,
+    ) -> Answer {
+        let id = &case.container.id;
+        let mut files = Vec::with_capacity(grant.files.len());
+        for file in &grant.files {
+            match self.journal.store().write_file(id, file) {
+                Ok(path) => files.push(path.to_string_lossy().into_owned()),
+                Err(problem) => {
+                    return self.refuse(case, RefusalClass::Internal, problem.to_string());
+                }
+            }
+        }
+        let adjust = case.session.carried(edit::nri::adjustment(&grant, &files));
+        let pod = case.pod();
+        let mut granted = Granted::new(pod.clone(), &case.container.name, &grant);
+        let cpus = &asked.request.container;
+        granted.measure(node, cpus.cpus.as_ref().or(cpus.parent_cpus.as_ref()));
+        if !grant.files.is_empty() {
+            granted.asked = Some(asked);
+            if pending {
+                self.stale_files.notify_one();
+            }
+        }
+        info!(
+            %pod, container = case.container.name, adapters = ?granted.adapters,
+            memlock = grant.memlock.map(|limit| limit.bytes),
+            cpus = grant.cpus.as_ref().map(tracing::field::display),
+            "granted"
+        );
+        for warning in &grant.warnings {
+            warn!(%pod, container = case.container.name, "{warning}");
+        }
+        if let Some(history) = self.containers.grant(id, granted) {
+            self.journal.remove_container(&history);
+        }
+        self.metrics.grants.inc();
+        self.record(id, &case.container.name, pod, Verdict::Granted { grant });
+        Ok(CreateContainerResponse { adjust: Some(adjust), update: Vec::new() })
+    }
+
+    fn leave(&self, case: &Candidate<'_>, sentence: String) -> Answer {
+        let (pod, container) = (case.pod(), case.container);
+        info!(%pod, container = container.name, "left alone: {sentence}");
+        self.metrics.left.inc();
+        self.containers.record(&container.id);
+        self.record(&container.id, &container.name, pod, Verdict::Left { sentence });
+        Ok(CreateContainerResponse::default())
+    }
+
+    fn waive(&self, case: &Candidate<'_>, sentence: String) -> Answer {
+        let (pod, container) = (case.pod(), case.container);
+        warn!(%pod, container = container.name, "starts without, as policy says: {sentence}");
+        self.metrics.waived.inc();
+        self.containers.record(&container.id);
+        self.record(&container.id, &container.name, pod, Verdict::Waived { sentence });
+        Ok(CreateContainerResponse::default())
+    }
+
+    /// Refuses a container, or lets it go without where policy says so.
+    fn refuse(&self, case: &Candidate<'_>, class: RefusalClass, sentence: String) -> Answer {
+        if case.policy.allowance(&pod(case.sandbox)).on_refusal == OnRefusal::Warn {
+            return self.waive(case, sentence);
+        }
+        let (pod, container) = (case.pod(), case.container);
+        Err(self.refusal(&container.id, &container.name, pod, class, sentence))
+    }
+
+    fn refusal(
+        &self,
+        id: &str,
+        name: &str,
+        pod: PodName,
+        class: RefusalClass,
+        sentence: String,
+    ) -> String {
+        warn!(%pod, container = name, "refused: {sentence}");
+        self.metrics.refused(class);
+        if let Some(history) = self.containers.refuse(id, &pod, name) {
+            self.journal.remove_container(&history);
+        }
+        let text = format!("{PREFIX}{sentence}");
+        self.record(id, name, pod, Verdict::Refused { sentence });
+        text
+    }
+
+    /// There is no inventory: what a container asks is all that can be known of it.
+    fn unready(&self, case: &Candidate<'_>, problem: &NotReady) -> Answer {
+        let Candidate { sandbox, container, session, policy } = case;
+        let annotations = session.annotations(sandbox, container);
+        match gate::asked(annotations, &pod(sandbox), &container.name, policy) {
+            Some(asked) => self.refuse(case, RefusalClass::NotReady, format!("{asked}: {problem}")),
+            None => Ok(CreateContainerResponse::default()),
+        }
+    }
+
+    /// Whether a container may start, or be created like this, that `marked` says to carry its
+    /// grant. Refuses one that has asked and was created without us.
+    pub(super) fn gate(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+        marked: bool,
+    ) -> Result<(), String> {
+        if marked || !mentions_us(sandbox.annotations.keys()) {
+            return Ok(());
+        }
+        if self.containers.is_recorded(&container.id) {
+            return Ok(());
+        }
+        let policy = self.policies.now();
+        let described = pod(sandbox);
+        let asked = gate::asked(&sandbox.annotations, &described, &container.name, &policy);
+        let left = self.session().is_some_and(|session| session.left.is_some());
+        let Some(asked) = asked.filter(|_| !left) else { return Ok(()) };
+        let name = PodName::new(&described, &sandbox.id);
+        let sentence = format!(
+            "{asked}: the container was created while rdma-ctk was not connected, and has no RDMA; \
+             it has to be created again"
+        );
+        if policy.allowance(&described).on_refusal == OnRefusal::Warn {
+            warn!(pod = %name, container = container.name, "starts without, as policy says: {sentence}");
+            self.metrics.waived.inc();
+            self.containers.record(&container.id);
+            self.record(&container.id, &container.name, name, Verdict::Waived { sentence });
+            return Ok(());
+        }
+        let (id, class) = (&container.id, RefusalClass::Gate);
+        Err(self.refusal(id, &container.name, name, class, sentence))
+    }
+
+    /// What to change in new resources of a container: a CPU set that the kubelet sends is narrowed
+    /// as it was at creation. Never anything about devices.
+    pub(super) fn update(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+        resources: &LinuxResources,
+    ) -> Option<ContainerUpdate> {
+        let granted = self.containers.granted(&container.id)?;
+        self.compare_devices(&granted, container);
+        let grant = granted.narrowing?;
+        let cpu = resources.cpu.as_ref()?;
+        let given: CpuSet = cpu.cpus.parse().ok().filter(|given: &CpuSet| !given.is_empty())?;
+        let (session, node) = (self.session()?, self.keeper.now()?);
+        let mut described =
+            container::container(sandbox, container, &session.runtime, session.limits);
+        adopt(&mut described, cpu);
+        let resent = resend(&given, &grant, &described, &node);
+        info!(
+            pod = %granted.pod, container = granted.name,
+            "CPUs {given} were sent for it: {}", resent.said
+        );
+        let cpus = resent.cpus?.to_string();
+        let cpu = LinuxCpu { cpus, ..LinuxCpu::default() };
+        let resources = LinuxResources { cpu: Some(cpu), ..LinuxResources::default() };
+        Some(ContainerUpdate {
+            container_id: container.id.clone(),
+            linux: Some(LinuxContainerUpdate { resources: Some(resources) }),
+            ignore_failure: false,
+        })
+    }
+
+    /// Looks whether the container still has the device nodes that it was given.
+    fn compare_devices(&self, granted: &Granted, container: &Container) {
+        let Some(linux) = container.linux.as_ref().filter(|linux| !linux.devices.is_empty()) else {
+            return;
+        };
+        let lost: Vec<&String> = granted
+            .devices
+            .iter()
+            .filter(|path| !linux.devices.iter().any(|device| device.path == **path))
+            .collect();
+        if !lost.is_empty() {
+            self.metrics.mismatches.inc();
+            warn!(
+                pod = %granted.pod, container = granted.name, ?lost,
+                "the runtime does not list device nodes any more that the container was given"
+            );
+        }
+    }
+
+    /// Writes the files anew that are bound into containers, where what they should say has
+    /// changed since.
+    pub async fn refresh_files(&self) {
+        let Some(node) = self.keeper.now() else { return };
+        let policy = self.policies.now();
+        for (id, pod, Asked { request, network }) in self.containers.with_files() {
+            let view = self.pods.view(&pod.sandbox, &network, LEISURE).await;
+            if matches!(*view, PodView::Pending { .. } | PodView::Unknown { .. }) {
+                // What the file says is no worse than what could be said now.
+                continue;
+            }
+            let inventory = Inventory { node: &node, pod: &view, topology: topology(&policy) };
+            let Outcome::Granted(grant) = decide(&request, &inventory, &policy) else { continue };
+            for file in grant.files {
+                let (store, id) = (self.journal.store().clone(), id.clone());
+                let written =
+                    tokio::task::spawn_blocking(move || store.write_file(&id, &file)).await;
+                if let Ok(Err(problem)) = written {
+                    warn!(%pod, "a file of the container stays as it was: {problem}");
+                }
+            }
+        }
+    }
+}
+
+/// Takes over the limits that a container is to have from now on.
+fn adopt(container: &mut request::Container, cpu: &LinuxCpu) {
+    // 0 is "as it was" in a request that changes resources.
+    if let Some(shares) = cpu.shares.as_ref().map(|shares| shares.value).filter(|&s| s > 0) {
+        container.cpu_shares = Some(shares);
+    }
+    let period = cpu.period.as_ref().map(|period| period.value).filter(|&period| period > 0);
+    let quota = cpu.quota.as_ref().map(|quota| quota.value);
+    match (quota, period) {
+        (Some(quota), _) if quota < 0 => container.cpu_limit_milli = None,
+        (Some(quota), Some(period)) if quota > 0 => {
+            let quota = u64::try_from(quota).unwrap_or(u64::MAX);
+            container.cpu_limit_milli = quota.checked_mul(1000).map(|quota| quota / period);
+        }
+        _ => {}
+    }
+}
+
+/// What is seen of the topology file that policy names.
+fn topology(policy: &Policy) -> Option<TopologyFile> {
+    let path = policy.topology_file.as_ref()?;
+    Some(match fs::metadata(path) {
+        Ok(data) if data.is_file() => {
+            TopologyFile::Present { mode: data.permissions().mode() & 0o7777 }
+        }
+        Ok(_) | Err(_) => TopologyFile::Missing,
+    })
+}

@@ -1,0 +1,433 @@
+//! The daemon as an NRI plugin: the runtime's calls, each counted and timed, and none that blocks.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::task::JoinHandle;
+use tracing::{error, info, warn};
+
+use super::audit::{Census, Slipped};
+use super::containers::Containers;
+use super::journal::Journal;
+use super::metrics::Metrics;
+use super::pods::Pods;
+use super::policies::Policies;
+use super::records::{
+    DaemonState, PodName, PodRecord, Record, RuntimeState, Verdict, seconds_since_1970,
+};
+use super::scopes::{Scopes, Unmatched};
+use super::session::Session;
+use super::snapshot::Keeper;
+use super::{roll_call, runtime_limits};
+use crate::nri::container::{RuntimeLimits, network, pod};
+use crate::nri::proto::{
+    Container, ContainerUpdate, CreateContainerResponse, LinuxResources, PodSandbox,
+    ValidateContainerAdjustmentRequest,
+};
+use crate::nri::{Configuration, Events, Mishap, Pieces, Plugin, SessionEnd, Stage};
+use crate::request::{carries_grant, mentions_us};
+use crate::roots::Roots;
+
+/// What the daemon works with.
+#[derive(Debug)]
+pub struct Daemon {
+    /// The node's trees.
+    pub roots: Roots,
+    /// The kubelet's folder.
+    pub kubelet: PathBuf,
+    /// The runtime's socket, where it can be asked what there is.
+    pub socket: PathBuf,
+    /// The inventory.
+    pub keeper: Keeper,
+    /// Networks of pods.
+    pub pods: Pods,
+    /// The policy.
+    pub policies: Policies,
+    /// Records.
+    pub journal: Journal,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Containers that live.
+    pub containers: Arc<Containers>,
+    /// Annotations that name containers.
+    pub scopes: Scopes,
+    /// Told each time a session begins or ends.
+    pub told: tokio::sync::watch::Sender<Option<String>>,
+    /// A file that is bound into a container should say something else by now.
+    pub stale_files: tokio::sync::Notify,
+    /// What lasts as long as a connection.
+    connection: Mutex<Connection>,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    limits: RuntimeLimits,
+    session: Option<Arc<Session>>,
+    census: Census,
+    roll_call: Option<JoinHandle<()>>,
+}
+
+impl Daemon {
+    /// A daemon without a session. To be called within a tokio runtime.
+    pub fn new(parts: Parts) -> Self {
+        let Parts { roots, kubelet, socket, keeper, pods, policies, journal } = parts;
+        Self {
+            roots,
+            kubelet,
+            socket,
+            keeper,
+            pods,
+            policies,
+            journal,
+            metrics: Arc::default(),
+            containers: Arc::default(),
+            scopes: Scopes::default(),
+            told: tokio::sync::watch::Sender::new(None),
+            stale_files: tokio::sync::Notify::new(),
+            connection: Mutex::default(),
+        }
+    }
+
+    /// The session that stands.
+    pub(super) fn session(&self) -> Option<Arc<Session>> {
+        self.connection().session.clone()
+    }
+
+    /// Does what is to be done now and then: tells of annotations that name no container, and
+    /// gives memory back.
+    pub fn tidy(&self) {
+        for unmatched in self.scopes.overdue(super::scopes::PATIENCE) {
+            self.tell_unmatched(unmatched);
+        }
+        self.pods.tidy();
+    }
+
+    /// Writes down what was decided for a container.
+    pub(super) fn record(&self, id: &str, name: &str, pod: PodName, verdict: Verdict) {
+        let runtime = self.session().map(|session| session.label.clone()).unwrap_or_default();
+        let (id, name) = (id.to_owned(), name.to_owned());
+        self.journal.container(Record {
+            id,
+            name,
+            pod,
+            runtime,
+            at: seconds_since_1970(),
+            verdict,
+        });
+    }
+
+    /// Names containers that run without what they asked for.
+    pub(super) fn tell_slipped(&self, slipped: Vec<Slipped>) {
+        for slipped in slipped {
+            let sentence = slipped.sentence();
+            error!(
+                pod = %slipped.pod, container = slipped.name, id = slipped.id,
+                "slipped through: {sentence}"
+            );
+            self.metrics.slipped.inc();
+            self.containers.record(&slipped.id);
+            self.record(&slipped.id, &slipped.name, slipped.pod, Verdict::Slipped { sentence });
+        }
+    }
+
+    fn tell_unmatched(&self, unmatched: Unmatched) {
+        let Unmatched { pod, annotations } = unmatched;
+        for annotation in &annotations {
+            warn!(%pod, annotation, "the annotation names no container of its pod");
+            self.metrics.unmatched.inc();
+        }
+        self.journal.pod(PodRecord { pod, at: seconds_since_1970(), unmatched: annotations });
+    }
+
+    fn tell_state(&self, configuration: Option<&Configuration>, connected: bool) {
+        let known = configuration.map(|configuration| RuntimeState {
+            name: configuration.runtime.name.clone(),
+            version: configuration.runtime.version.clone(),
+            nri: configuration.runtime.nri.to_string(),
+            request_timeout_ms: millis(configuration.request_timeout),
+            registration_timeout_ms: millis(configuration.registration_timeout),
+        });
+        self.journal.daemon(DaemonState { runtime: known, connected, ..DaemonState::beginning() });
+        self.metrics.connected.set(i64::from(connected));
+        self.told.send_replace(
+            configuration.filter(|_| connected).map(|known| known.runtime.to_string()),
+        );
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts and times a call.
+    async fn timed<T>(&self, call: &'static str, work: impl Future<Output = T>) -> T {
+        let begun = Instant::now();
+        let done = work.await;
+        self.metrics.called(call, begun.elapsed());
+        done
+    }
+
+    /// The last part of what there is has come.
+    fn counted(self: &Daemon, census: Census) {
+        let policy = self.policies.now();
+        self.pods.retain(&census.sandboxes);
+        self.scopes.retain(&census.sandboxes);
+        let kept = self.containers.retain(&census.containers, &census.sandboxes);
+        let slipped = census.slipped(&policy, |id| self.containers.is_recorded(id));
+        info!(
+            pods = census.sandboxes.len(),
+            containers = census.containers.len(),
+            slipped = slipped.len(),
+            "synchronised with the runtime"
+        );
+        let files: HashSet<String> = census.containers.into_iter().chain(kept).collect();
+        self.journal.retain(files, census.sandboxes);
+        self.tell_slipped(slipped);
+    }
+
+    /// What a runtime tells that is asked a while after a session began.
+    pub(super) fn called_over(&self, census: &Census) {
+        let unseen = census.containers.iter().filter(|id| !self.containers.was_told(id)).count();
+        if unseen > 0 {
+            warn!(unseen, "there are containers that the runtime has told nothing about");
+            self.metrics.unseen.inc_by(unseen as u64);
+        }
+        let policy = self.policies.now();
+        self.tell_slipped(census.slipped(&policy, |id| self.containers.is_recorded(id)));
+        for id in &census.containers {
+            self.containers.tell(id);
+        }
+    }
+}
+
+/// What a [`Daemon`] is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// See [`Daemon::roots`].
+    pub roots: Roots,
+    /// See [`Daemon::kubelet`].
+    pub kubelet: PathBuf,
+    /// See [`Daemon::socket`].
+    pub socket: PathBuf,
+    /// See [`Daemon::keeper`].
+    pub keeper: Keeper,
+    /// See [`Daemon::pods`].
+    pub pods: Pods,
+    /// See [`Daemon::policies`].
+    pub policies: Policies,
+    /// See [`Daemon::journal`].
+    pub journal: Journal,
+}
+
+/// The daemon, as a session wants it: shared.
+#[derive(Debug, Clone)]
+pub struct NriPlugin(pub Arc<Daemon>);
+
+impl std::ops::Deref for NriPlugin {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.0
+    }
+}
+
+#[async_trait]
+impl Plugin for NriPlugin {
+    fn connected(&self, runtime: Option<u32>) {
+        let limits = runtime.map(|pid| runtime_limits::of_process(&self.roots, pid));
+        self.connection().limits = limits.unwrap_or_default();
+        self.metrics.sessions.inc();
+    }
+
+    fn deadline_percent(&self) -> u8 {
+        self.policies.now().daemon.deadline_percent
+    }
+
+    async fn configure(&self, configuration: Configuration) -> Result<Events, String> {
+        self.policies.configure(&configuration.config).map_err(|problem| {
+            error!("the configuration that the runtime gives is no policy: {problem}");
+            format!("rdma-ctk: configuration of the plugin: {problem}")
+        })?;
+        let policy = self.policies.now();
+        let session = {
+            let mut connection = self.connection();
+            let session = Session::new(&configuration, connection.limits, &self.roots, &policy);
+            let session = Arc::new(session);
+            connection.session = Some(Arc::clone(&session));
+            connection.census = Census::default();
+            session
+        };
+        if session.is_docker() {
+            warn!(
+                "Docker's NRI carries environment and mounts only, for what another plugin or CDI \
+                 has added; devices need --runtime rdma or --device rdma-ctk.io/hca=NAME"
+            );
+        }
+        self.tell_state(Some(&configuration), true);
+        Ok(Events::RUN_POD_SANDBOX
+            | Events::STOP_POD_SANDBOX
+            | Events::REMOVE_POD_SANDBOX
+            | Events::CREATE_CONTAINER
+            | Events::START_CONTAINER
+            | Events::UPDATE_CONTAINER
+            | Events::STOP_CONTAINER
+            | Events::REMOVE_CONTAINER
+            | Events::VALIDATE_CONTAINER_ADJUSTMENT)
+    }
+
+    async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {
+        let begun = Instant::now();
+        let last = pieces.last;
+        let census = {
+            let mut connection = self.connection();
+            if pieces.first {
+                connection.census = Census::default();
+            }
+            connection.census.add(pieces);
+            last.then(|| std::mem::take(&mut connection.census))
+        };
+        if let Some(census) = census {
+            self.counted(census);
+            let call = roll_call::spawn(self.clone());
+            if let Some(old) = self.connection().roll_call.replace(call) {
+                old.abort();
+            }
+        }
+        self.metrics.called("Synchronize", begun.elapsed());
+        Ok(Vec::new())
+    }
+
+    async fn run_pod_sandbox(&self, sandbox: PodSandbox) {
+        self.timed("RunPodSandbox", async {
+            if mentions_us(sandbox.annotations.keys()) {
+                let name = PodName::new(&pod(&sandbox), &sandbox.id);
+                self.scopes.begin(&name, &sandbox.annotations);
+                self.pods.begin(&sandbox.id, &network(&sandbox, None));
+            }
+        })
+        .await;
+    }
+
+    async fn stop_pod_sandbox(&self, sandbox: PodSandbox) {
+        self.timed("StopPodSandbox", async {
+            self.pods.forget(&sandbox.id);
+            if let Some(unmatched) = self.scopes.end(&sandbox.id) {
+                self.tell_unmatched(unmatched);
+            }
+        })
+        .await;
+    }
+
+    async fn remove_pod_sandbox(&self, sandbox: PodSandbox) {
+        self.timed("RemovePodSandbox", async {
+            self.pods.forget(&sandbox.id);
+            self.scopes.end(&sandbox.id);
+            if mentions_us(sandbox.annotations.keys()) {
+                self.journal.remove_pod(&sandbox.id);
+            }
+            for refused in self.containers.remove_pod(&sandbox.id) {
+                self.journal.remove_container(&refused);
+            }
+        })
+        .await;
+    }
+
+    async fn create_container(
+        &self,
+        sandbox: PodSandbox,
+        container: Container,
+    ) -> Result<CreateContainerResponse, String> {
+        self.timed("CreateContainer", self.admit(&sandbox, &container)).await
+    }
+
+    async fn start_container(
+        &self,
+        sandbox: PodSandbox,
+        container: Container,
+    ) -> Result<(), String> {
+        self.timed("StartContainer", async {
+            self.containers.tell(&container.id);
+            self.containers.start(&container.id);
+            self.gate(&sandbox, &container, carries_grant(&container.annotations))
+        })
+        .await
+    }
+
+    async fn update_container(
+        &self,
+        sandbox: PodSandbox,
+        container: Container,
+        resources: LinuxResources,
+    ) -> Result<Vec<ContainerUpdate>, String> {
+        self.timed("UpdateContainer", async {
+            Ok(self.update(&sandbox, &container, &resources).into_iter().collect())
+        })
+        .await
+    }
+
+    async fn stop_container(&self, _: PodSandbox, container: Container) {
+        self.timed("StopContainer", async {
+            if let Some(granted) = self.containers.stop(&container.id)
+                && !granted.started
+            {
+                warn!(
+                    pod = %granted.pod, container = granted.name,
+                    "the container was granted what it asked for and never started: the runtime, \
+                     or another plugin that sets the same, has failed it; the runtime's log says \
+                     why"
+                );
+            }
+        })
+        .await;
+    }
+
+    async fn remove_container(&self, _: PodSandbox, container: Container) {
+        self.timed("RemoveContainer", async {
+            if self.containers.remove(&container.id) {
+                self.journal.remove_container(&container.id);
+            }
+        })
+        .await;
+    }
+
+    async fn validate_container_adjustment(
+        &self,
+        request: ValidateContainerAdjustmentRequest,
+    ) -> Result<(), String> {
+        self.timed("ValidateContainerAdjustment", async {
+            let adjusted = request.adjust.as_ref();
+            let marked = adjusted.is_some_and(|adjust| carries_grant(&adjust.annotations));
+            let (sandbox, container) = (request.pod.as_ref(), request.container.as_ref());
+            match sandbox.zip(container) {
+                Some((sandbox, container)) => self.gate(sandbox, container, marked),
+                None => Ok(()),
+            }
+        })
+        .await
+    }
+
+    fn mishap(&self, call: &'static str, mishap: Mishap) {
+        self.metrics.mishap(call, mishap);
+    }
+
+    fn session_ended(&self, end: &SessionEnd) {
+        let mut connection = self.connection();
+        connection.session = None;
+        connection.census = Census::default();
+        if let Some(call) = connection.roll_call.take() {
+            call.abort();
+        }
+        drop(connection);
+        if end.stage >= Stage::Configured {
+            warn!("the session with the runtime has ended: {end}");
+        }
+        self.tell_state(None, false);
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

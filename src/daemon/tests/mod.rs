@@ -1,0 +1,5 @@
+//! The daemon and a scripted runtime.
+
+mod admission;
+mod outage;
+mod rig;
