@@ -18,7 +18,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // An adjustment is made of the protocol's messages.
     ("edit", &["grant", "request", "inventory", "policy", "nri"]),
     ("nri", &["grant", "request", "inventory", "policy", "netlink", "roots"]),
-    ("daemon", &["edit", "grant", "inventory", "netlink", "nri", "policy", "request", "roots"]),
+    (
+        "daemon",
+        &["edit", "grant", "inventory", "netlink", "netns", "nri", "policy", "request", "roots"],
+    ),
+    ("netns", &["inventory", "netlink", "roots", "grant"]),
     ("configure", &["roots"]),
     // The check-up asks everybody, and nobody asks it but the command.
     ("doctor", &["configure", "daemon", "grant", "inventory", "nri", "policy", "request", "roots"]),
