@@ -44,6 +44,109 @@ fn list_writes_the_inventory_for_programs() {
     assert_eq!(node, again);
 }
 
+/// Exit code and text of `explain` for a container with those annotations.
+fn explain(fixture: &str, annotations: &[&str], more: &[&str]) -> (i32, String) {
+    let mut arguments = vec!["explain", "--runtime", "containerd 2.1.9"];
+    for annotation in annotations {
+        arguments.extend(["-a", annotation]);
+    }
+    arguments.extend(more);
+    on_fixture(fixture, &arguments)
+}
+
+#[test]
+fn explain_prints_grant_reasons_and_adjustment() {
+    let (code, text) = explain(
+        "roce-sriov.tree",
+        &["devices.rdma-ctk.io=mlx5_0"],
+        &["--host-network", "--user", "1000"],
+    );
+    assert_eq!(code, 0, "{text}");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn c10_explain_refuses_what_the_node_does_not_have() {
+    let (code, text) = explain("soft-roce.tree", &["devices.rdma-ctk.io=mlx5_9"], &[]);
+    assert_eq!(code, 4);
+    assert!(text.contains("no RDMA device mlx5_9 on this node (have: rxe0)"), "{text}");
+}
+
+#[test]
+fn explain_tells_by_its_exit_code_what_was_decided() {
+    assert_eq!(explain("soft-roce.tree", &["example.org/x=y"], &[]).0, 3);
+    assert_eq!(explain("soft-roce.tree", &["devices.rdma-ctk.io=none"], &[]).0, 3);
+    assert_eq!(explain("soft-roce.tree", &["devices.rdma-ctk.io=all"], &[]).0, 0);
+    assert_eq!(explain("soft-roce.tree", &["device.rdma-ctk.io=all"], &[]).0, 4);
+}
+
+#[test]
+fn c46_explain_leaves_given_cpus_and_says_where_they_are() {
+    let (code, text) = explain(
+        "gpu-infiniband.tree",
+        &["devices.rdma-ctk.io=mlx5_6"],
+        &["--cpus", "0-7", "-o", "json"],
+    );
+    assert_eq!(code, 0, "{text}");
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer[0]["decision"]["cpus"], serde_json::Value::Null);
+    let warnings = answer[0]["decision"]["warnings"].to_string();
+    assert!(warnings.contains("mlx5_6"), "{warnings}");
+}
+
+#[test]
+fn explain_takes_a_manifest_and_a_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let pod = write(
+        "pod.yaml",
+        "kind: Pod\nmetadata:\n  name: p\n  annotations: {devices.rdma-ctk.io/container.a: all}\n\
+         spec: {containers: [{name: a}, {name: b}]}\n",
+    );
+    let (code, text) = on_fixture("soft-roce.tree", &["explain", &pod, "-o", "json"]);
+    assert_eq!(code, 0, "{text}");
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer[0]["decision"]["outcome"], "granted");
+    assert_eq!(answer[1]["decision"]["outcome"], "not-asked");
+    assert_eq!(answer[1]["adjustment"], serde_json::Value::Null);
+    let (code, text) = on_fixture("soft-roce.tree", &["explain", &pod, "--container", "c"]);
+    assert_eq!(
+        (code, text.as_str()),
+        (1, "rdma-ctk: no container is called \"c\"; there are: a, b\n")
+    );
+    let policy = write("policy.toml", "nonsense = 1\n");
+    let (code, text) = on_fixture("soft-roce.tree", &["explain", &pod, "--policy", &policy]);
+    assert_eq!(code, 1);
+    assert!(text.contains("policy.toml: line 1, column 1: "), "{text}");
+}
+
+#[test]
+fn list_shows_machines_of_every_kind() {
+    for name in ["gpu-infiniband", "roce-sriov", "efa-nvlink", "erdma-iwarp", "none"] {
+        insta::assert_snapshot!(name, on_fixture(&format!("{name}.tree"), &["list"]).1);
+    }
+}
+
+#[test]
+fn c103_list_tells_adapters_by_their_driver() {
+    let count = |filter: &[&str]| {
+        let mut arguments = vec!["list", "-o", "json"];
+        arguments.extend(filter);
+        let (code, text) = on_fixture("efa-nvlink.tree", &arguments);
+        assert_eq!(code, 0);
+        let node: rdma_ctk::inventory::Node = serde_json::from_str(&text).unwrap();
+        node.hcas.len()
+    };
+    assert_eq!(count(&["--provider", "efa"]), 8);
+    assert_eq!(count(&["--driver", "mlx5"]), 2);
+    assert_eq!(count(&[]), 10);
+    assert_eq!(on_fixture("none.tree", &["list"]).0, 0);
+}
+
 #[test]
 fn doctor_finds_a_soft_roce_node_well() {
     let (code, text) = on_fixture("soft-roce.tree", &["doctor"]);
@@ -122,7 +225,7 @@ fn wrong_usage_ends_with_2_and_a_wrong_root_with_1() {
 #[test]
 fn help_is_short_and_exact() {
     let mut text = String::new();
-    for command in [&[][..], &["list"], &["doctor"]] {
+    for command in [&[][..], &["list"], &["explain"], &["doctor"]] {
         let mut arguments = command.to_vec();
         arguments.push("--help");
         text += &format!("== {}\n{}", command.join(" "), answer(&rdma_ctk(&arguments)).1);

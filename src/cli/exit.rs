@@ -12,9 +12,10 @@ pub enum Exit {
     Failure = 1,
     /// The command line is wrong. clap ends the program with this code by itself.
     Usage = 2,
-    /// `explain`: no container asks for anything.
+    /// `explain`: no container asks for anything, or what asks is somebody else's to serve.
     NotAsked = 3,
-    /// `explain`: at least one container is refused.
+    /// `explain`: at least one container is refused, or would be if policy did not let it start
+    /// without.
     Refused = 4,
     /// `doctor`: at least one check failed. Warnings alone end with [`Exit::Success`].
     Unhealthy = 5,

@@ -3,6 +3,7 @@
 
 mod doctor;
 mod exit;
+mod explain;
 mod list;
 mod nri;
 pub mod output;
@@ -39,6 +40,7 @@ impl Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     List(list::ListArgs),
+    Explain(Box<explain::ExplainArgs>),
     Doctor(doctor::DoctorArgs),
     Nri(nri::NriArgs),
 }
@@ -77,6 +79,41 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A file that was named cannot be read.
+    #[error("{path}: {error}", path = path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A policy that was named is none.
+    #[error("{path}: {error}", path = path.display())]
+    Policy {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong where.
+        error: crate::policy::PolicyError,
+    },
+    /// The node's policy cannot be used.
+    #[error(transparent)]
+    NodePolicy(#[from] crate::policy::LoadError),
+    /// A manifest cannot be used.
+    #[error("{path}: {error}", path = path.display())]
+    Manifest {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        error: explain::ManifestError,
+    },
+    /// `explain --container` of a container that there is not.
+    #[error("no container is called {name:?}; there are: {known}")]
+    NoContainer {
+        /// As typed.
+        name: String,
+        /// Those of the manifest.
+        known: String,
+    },
     /// `doctor CHECK` of a check that there is not.
     #[error("no check is called {name:?}; there are: {known}")]
     NoCheck {
@@ -97,6 +134,7 @@ pub enum Error {
 pub fn run(cli: &Cli) -> Result<Exit, Error> {
     match &cli.command {
         Command::List(args) => list::run(args),
+        Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Nri(args) => nri::run(args),
     }

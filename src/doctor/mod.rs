@@ -30,6 +30,7 @@ mod tests;
 pub use causes::{Cause, explain};
 pub use checks::CHECKS;
 pub use live::{Live, Machine};
+pub use runtime::{runtime_here, runtime_process};
 
 /// What the checks look at.
 #[derive(Clone, Copy)]

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::nri_config::{self, NriConfig};
 use super::processes::{Process, runtimes};
-use super::{Context, Finding, Unable};
+use super::{Context, Finding, Live, Machine, Unable};
 use crate::nri::version::{Feature, Kind, Runtime, Version};
+use crate::roots::Roots;
 
 /// NRI's timeouts where nothing is set, in every runtime.
 const REQUEST: Duration = Duration::from_secs(2);
@@ -121,11 +122,34 @@ fn version(context: &Context<'_>, name: &str) -> Option<String> {
     if let Some(runtime) = told.filter(|runtime| runtime.name == name) {
         return Some(runtime.version.clone());
     }
-    let program = if name == "cri-o" { "crio" } else { name };
-    let text = context.live?.version(program)?;
+    installed(context.live?, name)
+}
+
+/// Program of a runtime.
+fn program(name: &str) -> &str {
+    if name == "cri-o" { "crio" } else { name }
+}
+
+/// Version that a runtime's program tells.
+fn installed(live: &dyn Live, name: &str) -> Option<String> {
+    let text = live.version(program(name))?;
     text.split_whitespace()
         .find(|word| Version::parse(word).is_some())
         .map(|word| word.trim_start_matches('v').to_owned())
+}
+
+/// Name and version of the runtime that is installed on the running node.
+pub fn runtime_here(roots: &Roots) -> Option<(&'static str, String)> {
+    if !roots.is_live() {
+        return None;
+    }
+    ["containerd", "cri-o"].into_iter().find_map(|name| Some((name, installed(&Machine, name)?)))
+}
+
+/// Process of that runtime, as it calls itself.
+pub fn runtime_process(roots: &Roots, name: &str) -> Option<u32> {
+    let processes = runtimes(roots).unwrap_or_default();
+    processes.iter().find(|process| process.name == program(name)).map(|process| process.pid)
 }
 
 /// Whether a plugin from outside can reach NRI.

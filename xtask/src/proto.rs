@@ -37,8 +37,13 @@ fn generate(root: &Path) -> Result<String, String> {
         .map_err(|e| format!("nri/nri.proto: {e}"))?;
     let out = Scratch::new()?;
     let mut config = prost_build::Config::new();
-    // Maps in the order of their keys: equal messages are equal bytes.
-    config.btree_map(["."]).out_dir(&out.0).compile_fds(set).map_err(|e| e.to_string())?;
+    // Maps in the order of their keys: equal messages are equal bytes. `explain` prints messages.
+    config
+        .btree_map(["."])
+        .message_attribute(".", r#"#[cfg_attr(feature = "cli", derive(::serde::Serialize))]"#)
+        .out_dir(&out.0)
+        .compile_fds(set)
+        .map_err(|e| e.to_string())?;
     let file = out.0.join("nri.pkg.api.v1alpha1.rs");
     let code = std::fs::read_to_string(&file)
         .map_err(|e| format!("cannot read {}: {e}", file.display()))?;
