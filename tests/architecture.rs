@@ -86,7 +86,7 @@ fn module(path: &str) -> Option<&str> {
 }
 
 fn is_test(path: &str) -> bool {
-    path.ends_with("/tests.rs") || path.contains("/tests/")
+    path.ends_with("tests.rs") || path.contains("/tests/")
 }
 
 /// The part of a source that is no test and no comment.

@@ -225,7 +225,7 @@ fn wrong_usage_ends_with_2_and_a_wrong_root_with_1() {
 #[test]
 fn help_is_short_and_exact() {
     let mut text = String::new();
-    for command in [&[][..], &["list"], &["explain"], &["doctor"]] {
+    for command in [&[][..], &["list"], &["explain"], &["doctor"], &["nri"]] {
         let mut arguments = command.to_vec();
         arguments.push("--help");
         text += &format!("== {}\n{}", command.join(" "), answer(&rdma_ctk(&arguments)).1);
