@@ -1,16 +1,16 @@
 //! Reading of attribute files: small texts that may vanish while one looks at them.
 //!
 //! Everything is opened relative to a folder that is already open, so a deep sysfs path is walked
-//! once and not once per file, and all texts go through one buffer.
+//! once and not once per file, and all texts go through one buffer. This is rustix and not nix,
+//! which cannot list a folder that is open already, and needs eight calls where two do.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use nix::dir::Dir;
-use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat, readlinkat};
-use nix::sys::stat::Mode;
-use nix::unistd::read;
+use rustix::fs::{Mode, OFlags, RawDir, SeekFrom, open, openat, readlinkat, seek};
+use rustix::io::{Errno, read};
 
 /// An attribute file is at most a page (`sysfs_emit`), except for CPU lists, which may be longer
 /// since Linux 5.16; 64 KiB hold every CPU list of [`HIGHEST`](super::cpuset::HIGHEST) CPUs that
@@ -29,22 +29,38 @@ const MOST_REMARKS: usize = 32;
 #[derive(Debug)]
 pub(super) struct Reader {
     buffer: Vec<u8>,
+    /// Names of a folder, as the kernel hands them out.
+    listing: Vec<MaybeUninit<u8>>,
     remarks: Vec<String>,
     unkept: usize,
     /// Paths of the files that were opened, where somebody wants to know.
     opened: Option<Vec<PathBuf>>,
 }
 
-/// An open folder (`O_PATH`), and where it is.
+/// An open folder, and where it is.
 #[derive(Debug)]
 pub(super) struct Folder {
     fd: OwnedFd,
     path: PathBuf,
+    /// Its names were read once, and the next reading would begin where that ended.
+    listed: Cell<bool>,
+}
+
+impl Folder {
+    fn new(fd: OwnedFd, path: PathBuf) -> Self {
+        Self { fd, path, listed: Cell::new(false) }
+    }
 }
 
 impl Reader {
     pub(super) fn new() -> Self {
-        Self { buffer: vec![0; LONGEST], remarks: Vec::new(), unkept: 0, opened: None }
+        Self {
+            buffer: vec![0; LONGEST],
+            listing: vec![MaybeUninit::uninit(); LISTING],
+            remarks: Vec::new(),
+            unkept: 0,
+            opened: None,
+        }
     }
 
     /// One that also keeps the paths of all files that it opens; see [`Reader::into_opened`].
@@ -82,14 +98,15 @@ impl Reader {
     /// Notes that `what` failed on `path`, unless the errno only says that nothing is there.
     fn failed(&mut self, what: &str, path: &Path, errno: Errno) {
         if !is_absence(errno) {
-            self.remark(format!("{}: cannot {what}: {}", path.display(), errno.desc()));
+            let reason = nix::errno::Errno::from_raw(errno.raw_os_error()).desc();
+            self.remark(format!("{}: cannot {what}: {reason}", path.display()));
         }
     }
 
     /// Opens the folder at `path`.
     pub(super) fn open(&mut self, path: &Path) -> Option<Folder> {
         match open(path, FOLDER, Mode::empty()) {
-            Ok(fd) => Some(Folder { fd, path: path.to_owned() }),
+            Ok(fd) => Some(Folder::new(fd, path.to_owned())),
             Err(errno) => {
                 self.failed("open the folder", path, errno);
                 None
@@ -100,7 +117,7 @@ impl Reader {
     /// Opens the folder `name` (a relative path) of `at`.
     pub(super) fn folder(&mut self, at: &Folder, name: &str) -> Option<Folder> {
         match openat(&at.fd, name, FOLDER, Mode::empty()) {
-            Ok(fd) => Some(Folder { fd, path: at.path.join(name) }),
+            Ok(fd) => Some(Folder::new(fd, at.path.join(name))),
             Err(errno) => {
                 self.failed("open the folder", &at.path.join(name), errno);
                 None
@@ -155,12 +172,12 @@ impl Reader {
 
     fn fill(&mut self, at: &Folder, name: &str) -> Result<usize, Errno> {
         // O_NONBLOCK: a tree given by hand may hold a fifo, and opening one would wait for ever.
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd = openat(&at.fd, name, flags, Mode::empty())?;
         if let Some(opened) = &mut self.opened {
             opened.push(at.path.join(name));
         }
-        let mut length = read(&fd, &mut self.buffer)?;
+        let mut length = read(&fd, &mut self.buffer[..])?;
         // sysfs gives an attribute in one piece, so a second call is only made where the first
         // one may have been cut at a page.
         while length > 0 && length.is_multiple_of(PAGE) && length < self.buffer.len() {
@@ -174,7 +191,7 @@ impl Reader {
 
     /// Where the symbolic link `name` of `at` points, as it is written.
     pub(super) fn link(&mut self, at: &Folder, name: &str) -> Option<String> {
-        match readlinkat(&at.fd, name) {
+        match readlinkat(&at.fd, name, Vec::new()) {
             Ok(target) => target.into_string().ok(),
             Err(errno) => {
                 // EINVAL: it is there, but is no link.
@@ -201,24 +218,32 @@ impl Reader {
     }
 
     fn entries(&mut self, at: &Folder, mut each: impl FnMut(&str)) {
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let mut dir = match Dir::openat(at.fd.as_fd(), ".", flags, Mode::empty()) {
-            Ok(dir) => dir,
-            Err(errno) => return self.failed("list", &at.path, errno),
-        };
-        for entry in dir.iter() {
-            match entry {
-                Ok(entry) => match entry.file_name().to_str() {
-                    Err(_) | Ok("." | "..") => {}
-                    Ok(name) => each(name),
-                },
+        if at.listed.replace(true)
+            && let Err(errno) = seek(&at.fd, SeekFrom::Start(0))
+        {
+            return self.failed("list", &at.path, errno);
+        }
+        let mut listing = RawDir::new(&at.fd, &mut self.listing);
+        while let Some(entry) = listing.next() {
+            match entry.map(|entry| each_name(entry.file_name().to_str(), &mut each)) {
+                Ok(()) => {}
                 Err(errno) => return self.failed("list", &at.path, errno),
             }
         }
     }
 }
 
-const FOLDER: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+fn each_name<E>(name: Result<&str, E>, each: &mut impl FnMut(&str)) {
+    match name {
+        Err(_) | Ok("." | "..") => {}
+        Ok(name) => each(name),
+    }
+}
+
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Room for some two hundred names at a time.
+const LISTING: usize = 8 * 1024;
 
 /// The smallest page size of Linux.
 const PAGE: usize = 4096;
@@ -227,13 +252,13 @@ const PAGE: usize = 4096;
 fn is_absence(errno: Errno) -> bool {
     matches!(
         errno,
-        Errno::ENOENT
-            | Errno::ENODEV
-            | Errno::ENXIO
-            | Errno::EINVAL
-            | Errno::ENOTDIR
-            | Errno::EOPNOTSUPP
-            | Errno::ENODATA
+        Errno::NOENT
+            | Errno::NODEV
+            | Errno::NXIO
+            | Errno::INVAL
+            | Errno::NOTDIR
+            | Errno::OPNOTSUPP
+            | Errno::NODATA
     )
 }
 
@@ -304,7 +329,7 @@ mod tests {
     #[test]
     fn a_fifo_in_a_given_tree_does_not_stop_the_reader() {
         let (dir, mut reader, at) = tree();
-        nix::unistd::mkfifo(&dir.path().join("fifo"), Mode::S_IRUSR).unwrap();
+        nix::unistd::mkfifo(&dir.path().join("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
         assert_eq!(reader.text(&at, "fifo"), None);
     }
 

@@ -76,11 +76,16 @@ impl Driver {
         Self("unknown".to_owned())
     }
 
-    /// Whether the interface of a RoCE or iWARP port sits on the same PCI function as the HCA.
-    /// Where it does not (eRDMA has a virtio-net function beside it, VMware a vmxnet3 one, usNIC
-    /// the enic), or there is none (EFA), a function without interface means nothing.
+    /// Whether the interface of a RoCE or iWARP port is known to sit on the same device as the
+    /// HCA, so that a device without interface means that it is in another namespace. It is not so
+    /// for EFA, which has none, for eRDMA, VMware and usNIC, which have it on a function beside,
+    /// and for drivers that came later than this list.
     pub(super) fn has_own_netdev(&self) -> bool {
-        !["efa", "erdma", "vmw_pvrdma", "usnic"].contains(&self.0.as_str())
+        const OWN: [&str; 11] = [
+            "mlx5", "mlx4", "bnxt_re", "irdma", "hns", "mana", "ionic", "qedr", "cxgb4", "cxgb3",
+            "ocrdma",
+        ];
+        OWN.contains(&self.0.as_str())
     }
 }
 
