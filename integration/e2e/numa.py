@@ -1,8 +1,9 @@
 """Two NUMA nodes (CPUs 0-1 and 2-3) with a card each: rxe0 is near node 0, rxe1 near node 1."""
+import os
 import re
 
 from harness import (DAEMON_LOG, Log, Neighbour, Pod, command, contains, cri, equal, expect, lacks,
-                     wait_for)
+                     wait_for, write)
 
 
 def prepare(node):
@@ -65,9 +66,15 @@ def exclusive_cpus_stay(node):
 
 
 def cpus_of_an_earlier_plugin_stay(node):
-    with Neighbour("05", "cpus=0-2"):
-        pod = Pod("owned", {"devices": "rxe1"}, annotations={"neighbour.test": "n05"})
-        equal(cpus(pod.run("main")), "0-2", "the CPUs")
+    """The kubelet's own record tells that it has not given them; without one nobody could tell."""
+    record = "/var/lib/kubelet/cpu_manager_state"
+    write(record, '{"policyName":"none","defaultCpuSet":""}')
+    try:
+        with Neighbour("05", "cpus=0-2"):
+            pod = Pod("owned", {"devices": "rxe1"}, annotations={"neighbour.test": "n05"})
+            equal(cpus(pod.run("main")), "0-2", "the CPUs")
+    finally:
+        os.unlink(record)
 
 
 def c24_cpus_that_are_sent_again_are_narrowed_again(node):

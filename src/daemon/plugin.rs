@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::task::JoinHandle;
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 use super::audit::{Census, Slipped};
 use super::containers::Containers;
@@ -28,7 +28,7 @@ use crate::nri::proto::{
     Container, ContainerUpdate, CreateContainerResponse, LinuxResources, PodSandbox,
     ValidateContainerAdjustmentRequest,
 };
-use crate::nri::{Configuration, Events, Mishap, Pieces, Plugin, SessionEnd, Stage};
+use crate::nri::{Configuration, Events, Mishap, Pieces, Plugin, Reason, SessionEnd, Stage};
 use crate::request::{carries_grant, mentions_us};
 use crate::roots::Roots;
 
@@ -177,12 +177,6 @@ impl Daemon {
         self.scopes.retain(&census.sandboxes);
         let kept = self.containers.retain(&census.containers, &census.sandboxes);
         let slipped = census.slipped(&policy, |id| self.containers.is_recorded(id));
-        info!(
-            pods = census.sandboxes.len(),
-            containers = census.containers.len(),
-            slipped = slipped.len(),
-            "synchronised with the runtime"
-        );
         let files: HashSet<String> = census.containers.into_iter().chain(kept).collect();
         self.journal.retain(files, census.sandboxes);
         self.tell_slipped(slipped);
@@ -421,7 +415,7 @@ impl Plugin for NriPlugin {
             call.abort();
         }
         drop(connection);
-        if end.stage >= Stage::Configured {
+        if end.stage >= Stage::Configured && !matches!(end.reason, Reason::Stopped) {
             warn!("the session with the runtime has ended: {end}");
         }
         self.tell_state(None, false);

@@ -7,7 +7,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::records::PodName;
-use crate::request::SUFFIX;
+use crate::request::{mentions_us, unmatched_scopes};
+
+/// What stands before the name of a container in an annotation's key.
+const SCOPE: &str = "/container.";
 
 /// So long after the last new container of a pod, the names that are left over are told. Init
 /// containers may hold up the others; when these come after all, what was told is taken back.
@@ -22,8 +25,10 @@ pub struct Scopes {
 #[derive(Debug)]
 struct Named {
     pod: PodName,
-    /// Names that no container has had yet, with the annotations that use them.
-    missing: BTreeMap<String, Vec<String>>,
+    /// The annotations that name a container.
+    scoped: BTreeMap<String, String>,
+    /// Names of the containers that there have been.
+    met: Vec<String>,
     last: Instant,
     told: bool,
 }
@@ -40,15 +45,15 @@ pub struct Unmatched {
 impl Scopes {
     /// A pod that begins, with its annotations.
     pub fn begin(&self, pod: &PodName, annotations: &BTreeMap<String, String>) {
-        let mut missing = BTreeMap::<_, Vec<_>>::new();
-        for annotation in annotations.keys() {
-            if let Some(name) = scope(annotation) {
-                missing.entry(name.to_owned()).or_default().push(annotation.clone());
-            }
-        }
-        if !missing.is_empty() {
-            let named = Named { pod: pod.clone(), missing, last: Instant::now(), told: false };
-            self.pods().insert(pod.sandbox.clone(), named);
+        let scoped: BTreeMap<String, String> = annotations
+            .iter()
+            .filter(|(key, _)| mentions_us([key]) && key.contains(SCOPE))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        if !scoped.is_empty() {
+            let (pod, last) = (pod.clone(), Instant::now());
+            let named = Named { pod, scoped, met: Vec::new(), last, told: false };
+            self.pods().insert(named.pod.sandbox.clone(), named);
         }
     }
 
@@ -58,8 +63,8 @@ impl Scopes {
         let mut pods = self.pods();
         let Some(named) = pods.get_mut(sandbox) else { return false };
         named.last = Instant::now();
-        named.missing.remove(name);
-        let (done, told) = (named.missing.is_empty(), named.told);
+        named.met.push(name.to_owned());
+        let (done, told) = (named.left().is_empty(), named.told);
         if done {
             pods.remove(sandbox);
         }
@@ -93,16 +98,12 @@ impl Scopes {
 impl Named {
     fn tell(&mut self) -> Unmatched {
         self.told = true;
-        let annotations = self.missing.values().flatten().cloned().collect();
-        Unmatched { pod: self.pod.clone(), annotations }
+        Unmatched { pod: self.pod.clone(), annotations: self.left() }
     }
-}
 
-/// The container that an annotation of ours names: `KEY.rdma-ctk.io/container.NAME`.
-fn scope(annotation: &str) -> Option<&str> {
-    let (key, scope) = annotation.split_once('/')?;
-    key.strip_suffix(SUFFIX)?.strip_suffix('.')?;
-    scope.strip_prefix("container.")
+    fn left(&self) -> Vec<String> {
+        unmatched_scopes(&self.scoped, &self.met)
+    }
 }
 
 #[cfg(test)]
