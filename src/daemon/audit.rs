@@ -12,7 +12,7 @@ use crate::nri::Pieces;
 use crate::nri::container::pod;
 use crate::nri::proto::{Container, ContainerState, PodSandbox};
 use crate::policy::Policy;
-use crate::request::{Pod, carries_grant, mentions_us};
+use crate::request::{carries_grant, mentions_us};
 
 /// What a runtime has told at the beginning of a session.
 #[derive(Debug, Default)]
@@ -22,15 +22,9 @@ pub struct Census {
     /// Containers.
     pub containers: HashSet<String>,
     /// Pods that mention us.
-    mentioning: HashMap<String, Mentioning>,
+    mentioning: HashMap<String, PodSandbox>,
     /// Containers that run without a mark of ours.
     unmarked: Vec<Unmarked>,
-}
-
-#[derive(Debug)]
-struct Mentioning {
-    pod: Pod,
-    annotations: std::collections::BTreeMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -70,9 +64,7 @@ impl Census {
         for sandbox in pieces.pods {
             self.sandboxes.insert(sandbox.id.clone());
             if mentions_us(sandbox.annotations.keys()) {
-                let pod = pod(&sandbox);
-                let PodSandbox { id, annotations, .. } = sandbox;
-                self.mentioning.insert(id, Mentioning { pod, annotations });
+                self.mentioning.insert(sandbox.id.clone(), sandbox);
             }
         }
         for container in pieces.containers {
@@ -91,18 +83,24 @@ impl Census {
         }
     }
 
+    /// The pod of that sandbox, if it mentions us.
+    pub fn mentioning(&self, sandbox: &str) -> Option<&PodSandbox> {
+        self.mentioning.get(sandbox)
+    }
+
     /// Containers that run without what they asked for, those for which `known` holds left out.
     pub fn slipped(&self, policy: &Policy, known: impl Fn(&str) -> bool) -> Vec<Slipped> {
         self.unmarked
             .iter()
             .filter(|container| !known(&container.id))
             .filter_map(|container| {
-                let Mentioning { pod, annotations } = self.mentioning.get(&container.sandbox)?;
-                let asked = gate::asked(annotations, pod, &container.name, policy)?;
+                let sandbox = self.mentioning.get(&container.sandbox)?;
+                let pod = pod(sandbox);
+                let asked = gate::asked(&sandbox.annotations, &pod, &container.name, policy)?;
                 Some(Slipped {
                     id: container.id.clone(),
                     name: container.name.clone(),
-                    pod: PodName::new(pod, &container.sandbox),
+                    pod: PodName::new(&pod, &container.sandbox),
                     asked,
                 })
             })

@@ -30,7 +30,9 @@ pub struct Granted {
     pub narrowing: Option<Box<Grant>>,
     /// Adapters to which none of its CPUs is next.
     pub far: Vec<String>,
-    /// What it asked, kept where a file of ours is bound into it, to write that anew.
+    /// Files of ours are bound into it.
+    pub files: bool,
+    /// What it asked, kept where there are files, to write them anew.
     pub asked: Option<Asked>,
     /// It has been let start.
     pub started: bool,
@@ -58,6 +60,7 @@ impl Granted {
                 })
             }),
             far: Vec::new(),
+            files: !grant.files.is_empty(),
             asked: None,
             started: false,
         }
@@ -252,6 +255,18 @@ impl Containers {
         // Two containers of one name: one that ended and the one that took its place.
         holders.dedup();
         holders
+    }
+
+    /// Whether there are files of ours in that container, and it is not known what they come from.
+    pub fn wants_asked(&self, id: &str) -> bool {
+        self.inner().granted.get(id).is_some_and(|granted| granted.files && granted.asked.is_none())
+    }
+
+    /// What a container asked is known again.
+    pub fn set_asked(&self, id: &str, asked: Asked) {
+        if let Some(granted) = self.inner().granted.get_mut(id) {
+            granted.asked = Some(asked);
+        }
     }
 
     /// Containers into which a file of ours is bound, with what they asked.

@@ -19,6 +19,7 @@ pub mod plugin;
 pub mod pods;
 pub mod policies;
 pub mod records;
+mod resume;
 mod roll_call;
 pub mod runtime_limits;
 pub mod scopes;

@@ -22,7 +22,7 @@ use super::records::{
 use super::scopes::{Scopes, Unmatched};
 use super::session::Session;
 use super::snapshot::Keeper;
-use super::{roll_call, runtime_limits};
+use super::{resume, roll_call, runtime_limits};
 use crate::nri::container::{RuntimeLimits, network, pod};
 use crate::nri::proto::{
     Container, ContainerUpdate, CreateContainerResponse, LinuxResources, PodSandbox,
@@ -68,6 +68,8 @@ struct Connection {
     limits: RuntimeLimits,
     session: Option<Arc<Session>>,
     census: Census,
+    /// Containers of before this process with files of ours.
+    resumed: Vec<Container>,
     roll_call: Option<JoinHandle<()>>,
 }
 
@@ -275,15 +277,28 @@ impl Plugin for NriPlugin {
     async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {
         let begun = Instant::now();
         let last = pieces.last;
-        let census = {
+        let with_files: Vec<Container> = pieces
+            .containers
+            .iter()
+            .filter(|container| self.containers.wants_asked(&container.id))
+            .cloned()
+            .collect();
+        let all = {
             let mut connection = self.connection();
             if pieces.first {
                 connection.census = Census::default();
+                connection.resumed.clear();
             }
+            connection.resumed.extend(with_files);
             connection.census.add(pieces);
-            last.then(|| std::mem::take(&mut connection.census))
+            let Connection { census, resumed, .. } = &mut *connection;
+            last.then(|| (std::mem::take(census), std::mem::take(resumed)))
         };
-        if let Some(census) = census {
+        if let Some((census, resumed)) = all {
+            let resumed = resumed.into_iter().filter_map(|container| {
+                Some((census.mentioning(&container.pod_sandbox_id)?.clone(), container))
+            });
+            resume::spawn(Arc::clone(&self.0), resumed.collect());
             self.counted(census);
             let call = roll_call::spawn(self.clone());
             if let Some(old) = self.connection().roll_call.replace(call) {
@@ -411,6 +426,7 @@ impl Plugin for NriPlugin {
         let mut connection = self.connection();
         connection.session = None;
         connection.census = Census::default();
+        connection.resumed = Vec::new();
         if let Some(call) = connection.roll_call.take() {
             call.abort();
         }

@@ -434,4 +434,20 @@ async fn a_bound_nccl_conf_is_written_before_the_answer_and_follows_the_node() {
     std::fs::write(&mount.source, "old\n").unwrap();
     rig.daemon.refresh_files().await;
     assert_eq!(std::fs::read_to_string(&mount.source).unwrap(), text);
+
+    // The same after a restart, for which nothing of the container was kept.
+    let mut made = adjusted(&container(&pod, "c", "main"), Some(&adjust));
+    made.env.extend(adjust.env.iter().map(|v| format!("{}={}", v.key, v.value)));
+    made.mounts.clone_from(&adjust.mounts);
+    std::fs::remove_file(&mount.source).unwrap();
+    std::fs::write(&mount.source, "old\n").unwrap();
+    rig.daemon.journal.written().await;
+    let rig = rig.restarted();
+    rig.node().await;
+    assert!(rig.daemon.containers.wants_asked("c"));
+    let _session = rig.session_with(from_ref(&pod), from_ref(&made)).await;
+    rig.daemon.stale_files.notified().await;
+    assert!(!rig.daemon.containers.wants_asked("c"));
+    rig.daemon.refresh_files().await;
+    assert_eq!(std::fs::read_to_string(&mount.source).unwrap(), text);
 }
