@@ -6,6 +6,7 @@
 mod checks;
 mod demo;
 mod e2e;
+mod fuzz;
 mod machine;
 mod process;
 #[cfg(feature = "proto")]
@@ -37,6 +38,11 @@ const TASKS: &[Task] = &[
         name: "prepush",
         about: "every mechanical check: fmt, features, clippy, unit tests, licences",
         run: checks::run,
+    },
+    Task {
+        name: "fuzz",
+        about: "each fuzz target for a while from its kept corpus: fuzz [SECONDS] [TARGET...]",
+        run: fuzz::run,
     },
     Task {
         name: "install-tools",
