@@ -14,6 +14,7 @@ struct Check {
 
 const CHECKS: &[Check] = &[
     Check { name: "fmt", cargo: &["fmt", "--all", "--check"] },
+    Check { name: "fmt-fuzz", cargo: &["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"] },
     Check { name: "features-none", cargo: &["check", "--no-default-features", "--lib"] },
     Check { name: "features-nri", cargo: &["check", "--no-default-features", "--features", "nri"] },
     Check { name: "features-cli", cargo: &["check", "--no-default-features", "--features", "cli"] },
