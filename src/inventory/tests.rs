@@ -5,6 +5,7 @@ use std::path::Path;
 use super::*;
 
 mod cases;
+mod live;
 mod merging;
 mod robustness;
 
