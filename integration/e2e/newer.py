@@ -98,6 +98,7 @@ CASES = [
     pods.two_pods_exchange_messages,
     pods.c01_a_user_without_capabilities_registers_64_mib,
     pods.c10_an_unknown_adapter_is_refused,
+    pods.c14_a_host_path_over_the_nodes_gets_rules_only,
     the_official_client_sees_the_same,
     a_limit_that_suffices_is_not_set_again,
     outage.c61_started_while_we_were_dead_it_is_named_within_5_seconds,

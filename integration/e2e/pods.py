@@ -259,9 +259,18 @@ def c67_a_neighbour_after_us_fails_in_words_if_it_sets_ours(node):
         contains(pod.refusal(), "10-rdma-ctk", "90-n90")
 
 
+HOST_PATH = [("/dev/infiniband", "/dev/infiniband")]
+
+
+def c14_a_host_path_over_the_nodes_needs_a_newer_runtime(node):
+    """A node would be made in the host's folder, and this runtime adds no rule without a node."""
+    text = Pod("host-path", {"devices": "all"}).refusal(mounts=HOST_PATH)
+    contains(text, "rdma-ctk: ", "/dev/infiniband/uverbs0", "containerd 2.2", "remove the mount")
+
+
 def c14_a_host_path_over_the_nodes_gets_rules_only(node):
     pod = Pod("host-path", {"devices": "all"})
-    container = pod.run("main", mounts=[("/dev/infiniband", "/dev/infiniband")])
+    container = pod.run("main", mounts=HOST_PATH)
     contains(container.sh("ibv_devinfo"), "PORT_ACTIVE")
     lacks(container.spec(), '"path": "/dev/infiniband/uverbs0"')
 
@@ -317,7 +326,7 @@ CASES = [
     adapters_that_come_change_their_name_and_go_are_known,
     c67_what_a_neighbour_has_set_is_not_set_twice,
     c67_a_neighbour_after_us_fails_in_words_if_it_sets_ours,
-    c14_a_host_path_over_the_nodes_gets_rules_only,
+    c14_a_host_path_over_the_nodes_needs_a_newer_runtime,
     a_broken_policy_stops_the_daemon_at_start,
     decisions_can_be_asked_for,
     the_node_is_listed_and_examined,
