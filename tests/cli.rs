@@ -6,6 +6,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+use rdma_ctk::daemon::records::{PodName, PodRecord, Record, Store, Verdict};
+use rdma_ctk::grant::{Adapter, Grant, MemlockGrant, Reason, Variable};
+use rdma_ctk::roots::Roots;
+
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("integration/fixtures").join(name)
 }
@@ -200,6 +204,163 @@ fn doctor_explains_what_is_piped_in() {
 }
 
 #[test]
+fn config_prints_policies_that_can_be_used() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, arguments) in [
+        ("a.toml", &["config", "default"][..]),
+        ("b.toml", &["config", "default", "--multi-tenant"]),
+    ] {
+        let (code, text) = answer(&rdma_ctk(arguments));
+        assert_eq!(code, 0);
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let (code, text) = answer(&rdma_ctk(&["config", "check", path.to_str().unwrap()]));
+        assert_eq!(code, 0, "{text}");
+        assert!(text.contains(": can be used, "), "{text}");
+    }
+    let path = folder.path().join("c.toml");
+    std::fs::write(&path, "\n[default]\nadapters = 3\n").unwrap();
+    let (code, text) = answer(&rdma_ctk(&["config", "check", path.to_str().unwrap()]));
+    assert_eq!(code, 1);
+    assert!(text.contains("c.toml: line 3, column 12: "), "{text}");
+}
+
+#[test]
+fn configure_shows_changes_makes_them_once_and_takes_them_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("etc/containerd/config.toml");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, "version = 2\n").unwrap();
+    let root = folder.path().to_str().unwrap();
+    let configure = |more: &[&str]| {
+        let mut arguments =
+            vec!["configure", "containerd", "--root", root, "--containerd-version", "1.7.24"];
+        arguments.extend(more);
+        answer(&rdma_ctk(&arguments))
+    };
+    let (code, shown) = configure(&["--nri", "--dry-run"]);
+    assert_eq!(code, 0, "{shown}");
+    assert!(shown.contains("\n+disable = false\n"), "{shown}");
+    assert!(shown.contains("\n1 file would change; nothing was done\n"), "{shown}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "version = 2\n");
+    let (_, done) = configure(&["--nri"]);
+    assert!(done.contains("\n1 file changed\n"), "{done}");
+    assert!(std::fs::read_to_string(&file).unwrap().contains("disable = false"));
+    let (code, again) = configure(&["--nri"]);
+    assert_eq!(code, 0);
+    assert!(!again.contains("changed\n"), "{again}");
+    let (code, undone) = configure(&["--undo"]);
+    assert_eq!(code, 0, "{undone}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "version = 2\n");
+    assert_eq!(configure(&["--undo"]).0, 1);
+    assert_eq!(configure(&[]).0, 2);
+    let (code, text) =
+        answer(&rdma_ctk(&["configure", "containerd", "--nri", "--root", "/no/such/node"]));
+    assert_eq!((code, text.starts_with("rdma-ctk: /no/such/node: ")), (1, true), "{text}");
+}
+
+/// A node on which a daemon has decided about three containers.
+fn node_with_records() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(&Roots::below(folder.path()));
+    store.prepare().unwrap();
+    let pod = |name: &str| PodName {
+        namespace: "ml".into(),
+        name: name.into(),
+        uid: String::new(),
+        sandbox: format!("box-{name}"),
+    };
+    let reason = |about: &str, text: &str| Reason { about: about.into(), text: text.into() };
+    let adapter = |name: &str| Adapter {
+        name: name.into(),
+        pci: None,
+        ports: vec![1],
+        usable: true,
+        gids: Vec::new(),
+    };
+    let grant = Grant {
+        adapters: vec![adapter("erdma_0")],
+        memlock: Some(MemlockGrant { bytes: u64::MAX }),
+        env: vec![Variable { name: "NCCL_IB_HCA".into(), value: "=erdma_0:1".into() }],
+        warnings: vec!["NCCL_IB_HCA names none of the given adapters".into()],
+        reasons: vec![
+            reason("devices", "given: erdma_0"),
+            reason("devices", "visible in sysfs, not accessible: erdma_1"),
+            reason("env", "NCCL_IB_HCA names none of the given adapters"),
+        ],
+        ..Grant::default()
+    };
+    let slipped = "started without RDMA because rdma-ctk was not connected; restart the pod";
+    for (id, container, name, verdict) in [
+        ("0123456789abcdef", "trainer", "train-0", Verdict::Granted { grant: Box::new(grant) }),
+        ("1123456789abcdef", "trainer", "train-1", Verdict::Slipped { sentence: slipped.into() }),
+        (
+            "2123456789abcdef",
+            "app",
+            "other",
+            Verdict::Refused { sentence: "no RDMA device mlx5_9 on this node".into() },
+        ),
+    ] {
+        store
+            .write(&Record {
+                id: id.into(),
+                name: container.into(),
+                pod: pod(name),
+                runtime: "containerd 2.1.9 (NRI 0.8.0)".into(),
+                at: 0,
+                verdict,
+            })
+            .unwrap();
+    }
+    let unmatched = vec!["devices.rdma-ctk.io/container.trianer".to_owned()];
+    store.write_pod(&PodRecord { pod: pod("other"), at: 0, unmatched }).unwrap();
+    folder
+}
+
+#[test]
+fn c61_inspect_names_what_slipped_through() {
+    let node = node_with_records();
+    let (code, text) = answer(&rdma_ctk(&["inspect", "--root", node.path().to_str().unwrap()]));
+    assert_eq!(code, 0);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn c16_c39_inspect_tells_all_about_one() {
+    let node = node_with_records();
+    let inspect = |name: &str, more: &[&str]| {
+        let mut arguments = vec!["inspect", name, "--root", node.path().to_str().unwrap()];
+        arguments.extend(more);
+        answer(&rdma_ctk(&arguments))
+    };
+    let (_, text) = inspect("ml/train-0", &[]);
+    let (first, rest) = text.split_once('\n').unwrap();
+    assert!(first.starts_with("ml/train-0 container trainer: granted "), "{first}");
+    insta::assert_snapshot!(rest);
+    for (name, containers) in [("trainer", 2), ("train-1", 1), ("01234567", 1), ("ml/other", 1)] {
+        let (code, text) = inspect(name, &["-o", "json"]);
+        assert_eq!(code, 0, "{text}");
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["containers"].as_array().unwrap().len(), containers, "{name}");
+    }
+    let (code, text) = inspect("nobody", &[]);
+    assert_eq!(code, 1);
+    assert!(text.starts_with("rdma-ctk: \"nobody\" is not on record"), "{text}");
+}
+
+#[test]
+fn c83_inspect_names_annotations_that_nobody_heard() {
+    let node = tempfile::tempdir().unwrap();
+    let bundle = node.path().join("run/containerd/io.containerd.runtime.v2.task/default/abc");
+    std::fs::create_dir_all(&bundle).unwrap();
+    let document = r#"{"annotations": {"devices.rdma-ctk.io": "mlx5_0"}}"#;
+    std::fs::write(bundle.join("config.json"), document).unwrap();
+    let (code, text) = answer(&rdma_ctk(&["inspect", "--root", node.path().to_str().unwrap()]));
+    assert_eq!(code, 0);
+    assert!(text.contains("containers of nerdctl and ctr do not pass through NRI"), "{text}");
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_error() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rdma-ctk"))
         .args(["doctor", "--list"])
@@ -225,7 +386,18 @@ fn wrong_usage_ends_with_2_and_a_wrong_root_with_1() {
 #[test]
 fn help_is_short_and_exact() {
     let mut text = String::new();
-    for command in [&[][..], &["list"], &["explain"], &["doctor"], &["nri"]] {
+    for command in [
+        &[][..],
+        &["list"],
+        &["explain"],
+        &["inspect"],
+        &["doctor"],
+        &["config"],
+        &["config", "default"],
+        &["config", "check"],
+        &["configure", "containerd"],
+        &["nri"],
+    ] {
         let mut arguments = command.to_vec();
         arguments.push("--help");
         text += &format!("== {}\n{}", command.join(" "), answer(&rdma_ctk(&arguments)).1);

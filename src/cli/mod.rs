@@ -1,19 +1,23 @@
 //! The commands that a person types, one file each. A command reads its arguments, calls what does
 //! the work, and words the answer.
 
+mod config;
+mod configure;
 mod doctor;
 mod exit;
 mod explain;
+mod inspect;
 mod list;
 mod nri;
 pub mod output;
 mod root;
 
-use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use clap::{Parser, Subcommand};
 
+use crate::policy::Policy;
 pub use exit::Exit;
 
 /// RDMA inside containers by one opt-in
@@ -41,7 +45,10 @@ impl Cli {
 enum Command {
     List(list::ListArgs),
     Explain(Box<explain::ExplainArgs>),
+    Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
+    Config(config::ConfigArgs),
+    Configure(configure::ConfigureArgs),
     Nri(nri::NriArgs),
 }
 
@@ -114,6 +121,21 @@ pub enum Error {
         /// Those of the manifest.
         known: String,
     },
+    /// `inspect NAME` of what nobody has on record.
+    #[error(
+        "{name:?} is not on record: no container or pod of that name has asked for RDMA since the \
+         daemon serves"
+    )]
+    NotOnRecord {
+        /// As typed.
+        name: String,
+    },
+    /// containerd cannot be configured.
+    #[error(transparent)]
+    Containerd(#[from] crate::configure::containerd::ContainerdError),
+    /// A configuration cannot be written or taken back.
+    #[error(transparent)]
+    Apply(#[from] crate::configure::ApplyError),
     /// `doctor CHECK` of a check that there is not.
     #[error("no check is called {name:?}; there are: {known}")]
     NoCheck {
@@ -135,7 +157,17 @@ pub fn run(cli: &Cli) -> Result<Exit, Error> {
     match &cli.command {
         Command::List(args) => list::run(args),
         Command::Explain(args) => explain::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Config(args) => config::run(args),
+        Command::Configure(args) => configure::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Nri(args) => nri::run(args),
     }
+}
+
+/// The policy in that file.
+fn policy_file(path: &Path) -> Result<Policy, Error> {
+    let text =
+        fs::read_to_string(path).map_err(|error| Error::Read { path: path.to_owned(), error })?;
+    Policy::from_toml(&text).map_err(|error| Error::Policy { path: path.to_owned(), error })
 }

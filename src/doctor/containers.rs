@@ -7,6 +7,7 @@ use super::memory::size;
 use super::processes;
 use super::rootfs::Rootfs;
 use super::{Context, Finding, Unable};
+use crate::roots::Roots;
 
 /// Below this, not even a queue of usual size can be registered.
 const HOPELESS: u64 = 1 << 20;
@@ -40,7 +41,14 @@ pub fn running(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
         if bundle.nodes.is_empty() && inside.is_empty() && bundle.annotations.is_empty() {
             continue;
         }
-        let mut found = unheard(bundle);
+        let mut found: Vec<Finding> = Vec::new();
+        found.extend(went_unheard(bundle).map(|sentence| {
+            Finding::warn(
+                sentence,
+                "start it through CRI (Kubernetes, crictl), or give it the nodes by `--device` \
+                 and the limit by `--ulimit memlock=-1`",
+            )
+        }));
         found.extend(outside_of_document(bundle, &inside));
         if !bundle.nodes.is_empty() || !inside.is_empty() {
             found.extend(memlock(context, bundle, rootfs.as_ref()));
@@ -63,20 +71,21 @@ pub fn running(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
     Ok(findings)
 }
 
+/// Running containers with an annotation of ours that nobody heard, a sentence each.
+pub fn unheard(roots: &Roots) -> Vec<String> {
+    read_all(roots).iter().filter_map(went_unheard).collect()
+}
+
 /// An annotation of ours on a container that did not come through CRI: nobody heard it.
-fn unheard(bundle: &Bundle) -> Vec<Finding> {
+fn went_unheard(bundle: &Bundle) -> Option<String> {
     if bundle.cri || bundle.annotations.is_empty() || !bundle.nodes.is_empty() {
-        return Vec::new();
+        return None;
     }
-    vec![Finding::warn(
-        format!(
-            "{} has {}, without effect: containers of nerdctl and ctr do not pass through NRI",
-            bundle.title,
-            bundle.annotations.join(", ")
-        ),
-        "start it through CRI (Kubernetes, crictl), or give it the nodes by `--device` and the \
-         limit by `--ulimit memlock=-1`",
-    )]
+    Some(format!(
+        "{} has {}, without effect: containers of nerdctl and ctr do not pass through NRI",
+        bundle.title,
+        bundle.annotations.join(", ")
+    ))
 }
 
 /// Nodes that somebody made in a container behind its runtime's back.

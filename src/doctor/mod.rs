@@ -29,7 +29,10 @@ mod tests;
 
 pub use causes::{Cause, explain};
 pub use checks::CHECKS;
+pub use containers::unheard;
+pub use daemon::ago;
 pub use live::{Live, Machine};
+pub use memory::size;
 pub use runtime::{runtime_here, runtime_process};
 
 /// What the checks look at.

@@ -7,19 +7,7 @@ use std::time::Duration;
 
 use toml::{Table, Value};
 
-/// Where containerd reads NRI's settings.
-pub const CONTAINERD_TABLE: &str = "io.containerd.nri.v1.nri";
-
-/// Keys that only NRI has; in any other table they are without effect.
-const NRI_KEYS: [&str; 4] = [
-    "plugin_request_timeout",
-    "plugin_registration_timeout",
-    "disable_connections",
-    "plugin_config_path",
-];
-
-/// Imports beyond this number are not followed: containerd itself only stops at circles.
-const MOST_FILES: usize = 256;
+use crate::configure::containerd::{ContainerdError, File, Merge, Tree, load, settings, stray};
 
 /// NRI's settings; `None` where the files leave the runtime's default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,66 +53,36 @@ pub enum NriConfigError {
         /// Where in it.
         error: Box<toml::de::Error>,
     },
-    /// Imports without end.
-    #[error("{path} imports more than {MOST_FILES} files", path = path.display())]
-    Imports {
-        /// The main file.
-        path: PathBuf,
-    },
+    /// A file of containerd's.
+    #[error(transparent)]
+    Containerd(#[from] ContainerdError),
 }
 
 /// containerd's settings: `main` and its imports. `locate` turns a path of the node into the file
-/// to read. `whole_tables`: an imported table of a plugin replaces the one before (containerd
-/// 1.x) instead of being merged into it.
+/// to read. `old`: containerd 1.x, in which an imported table replaces the one before.
 ///
 /// # Errors
 /// A file of them cannot be read or parsed.
 pub fn containerd(
     main: &Path,
     locate: &dyn Fn(&Path) -> PathBuf,
-    whole_tables: bool,
+    old: bool,
 ) -> Result<NriConfig, NriConfigError> {
-    let mut merged = Table::new();
-    let mut files: Vec<PathBuf> = Vec::new();
-    let mut pending = vec![main.to_owned()];
-    let mut version = None;
-    while !pending.is_empty() {
-        let path = pending.remove(0);
-        if files.contains(&path) {
-            continue;
-        }
-        if files.len() == MOST_FILES {
-            return Err(NriConfigError::Imports { path: main.to_owned() });
-        }
-        let table = read(&path, &locate(&path))?;
-        version
-            .get_or_insert_with(|| table.get("version").and_then(Value::as_integer).unwrap_or(1));
-        let imports = table.get("imports").and_then(Value::as_array).cloned().unwrap_or_default();
-        for import in imports.iter().filter_map(Value::as_str) {
-            let import = path.parent().unwrap_or_else(|| Path::new("/")).join(import);
-            pending.extend(expand(&import, locate));
-        }
-        files.push(path);
-        merge(&mut merged, table, if whole_tables { 2 } else { usize::MAX });
-    }
-    let stray = stray(&merged, &["plugins", CONTAINERD_TABLE]);
-    let nri = merged.get("plugins").and_then(|v| v.get(CONTAINERD_TABLE));
-    let boolean = |key: &str| nri.and_then(|table| table.get(key)).and_then(Value::as_bool);
-    let text = |key: &str| nri.and_then(|table| table.get(key)).and_then(Value::as_str);
-    let validator = nri.and_then(|table| table.get("default_validator"));
+    let merge = if old { Merge::Whole } else { Merge::Deep };
+    let files = load(main, Tree { locate, with: None }, merge)?;
+    let settings = settings(&files, merge);
+    let timeout = |text: &Option<String>| text.as_deref().and_then(duration);
     Ok(NriConfig {
-        version: version.unwrap_or(1),
-        files,
-        enabled: boolean("disable").map(|off| !off),
-        connections: boolean("disable_connections").map(|off| !off),
-        socket: text("socket_path").map(str::to_owned),
-        request_timeout: text("plugin_request_timeout").and_then(duration),
-        registration_timeout: text("plugin_registration_timeout").and_then(duration),
-        validator: validator.and_then(|table| table.get("enable")).and_then(Value::as_bool),
-        required_plugins: validator
-            .map(|table| strings(table, "required_plugins"))
-            .unwrap_or_default(),
-        stray,
+        version: files.first().map_or(0, File::version),
+        enabled: settings.disable.map(|off| !off),
+        connections: settings.disable_connections.map(|off| !off),
+        request_timeout: timeout(&settings.request_timeout),
+        registration_timeout: timeout(&settings.registration_timeout),
+        socket: settings.socket_path,
+        validator: settings.validator,
+        required_plugins: settings.required_plugins,
+        stray: files.iter().flat_map(stray).collect(),
+        files: files.into_iter().map(|file| file.path).collect(),
     })
 }
 
@@ -143,7 +101,7 @@ pub fn crio(folder: &Path) -> Result<NriConfig, NriConfigError> {
     files.retain(|path| path.is_file());
     let mut merged = Table::new();
     for path in &files {
-        merge(&mut merged, read(path, path)?, usize::MAX);
+        merge(&mut merged, read(path)?);
     }
     let nri = merged.get("crio").and_then(|v| v.get("nri"));
     let boolean = |table: Option<&Value>, key: &str| table?.get(key)?.as_bool();
@@ -165,73 +123,23 @@ pub fn crio(folder: &Path) -> Result<NriConfig, NriConfigError> {
     })
 }
 
-fn read(path: &Path, file: &Path) -> Result<Table, NriConfigError> {
-    let text = fs::read_to_string(file)
+fn read(path: &Path) -> Result<Table, NriConfigError> {
+    let text = fs::read_to_string(path)
         .map_err(|error| NriConfigError::Read { path: path.to_owned(), error })?;
     toml::from_str(&text)
         .map_err(|error| NriConfigError::Parse { path: path.to_owned(), error: Box::new(error) })
 }
 
-/// Files that an import stands for: itself, or those that match when its last part has a `*`, in
-/// the order of their names.
-fn expand(import: &Path, locate: &dyn Fn(&Path) -> PathBuf) -> Vec<PathBuf> {
-    let pattern = import.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    if !pattern.contains('*') {
-        return vec![import.to_owned()];
-    }
-    let folder = import.parent().unwrap_or_else(|| Path::new("/"));
-    let Ok(entries) = fs::read_dir(locate(folder)) else {
-        return Vec::new();
-    };
-    let mut names: Vec<_> = entries
-        .flatten()
-        .map(|entry| entry.file_name())
-        .filter(|name| name.to_str().is_some_and(|name| crate::policy::wildcard(pattern, name)))
-        .collect();
-    names.sort();
-    names.into_iter().map(|name| folder.join(name)).collect()
-}
-
-/// Puts `from` over `into`: tables are merged down to `depth`, lists are joined, other values
-/// replaced.
-fn merge(into: &mut Table, from: Table, depth: usize) {
+/// Puts `from` over `into`: tables are merged, other values replaced.
+fn merge(into: &mut Table, from: Table) {
     for (key, value) in from {
         match (into.get_mut(&key), value) {
-            (Some(Value::Table(old)), Value::Table(new)) if depth > 1 => {
-                merge(old, new, depth - 1);
-            }
-            (Some(Value::Array(old)), Value::Array(new)) => {
-                for item in new {
-                    if !old.contains(&item) {
-                        old.push(item);
-                    }
-                }
-            }
+            (Some(Value::Table(old)), Value::Table(new)) => merge(old, new),
             (_, value) => {
                 into.insert(key, value);
             }
         }
     }
-}
-
-/// Paths of [`NRI_KEYS`] outside of the table `home`.
-fn stray(table: &Table, home: &[&str]) -> Vec<String> {
-    fn walk(table: &Table, home: &[&str], path: &mut Vec<String>, found: &mut Vec<String>) {
-        let at_home = path.iter().map(String::as_str).eq(home.iter().copied());
-        for (key, value) in table {
-            path.push(key.clone());
-            if !at_home && NRI_KEYS.contains(&key.as_str()) {
-                found.push(path.join("."));
-            }
-            if let Value::Table(inner) = value {
-                walk(inner, home, path, found);
-            }
-            path.pop();
-        }
-    }
-    let mut found = Vec::new();
-    walk(table, home, &mut Vec::new(), &mut found);
-    found
 }
 
 fn strings(table: &Value, key: &str) -> Vec<String> {
@@ -336,18 +244,6 @@ mod tests {
         assert_eq!(config.enabled, None);
         assert_eq!(config.socket, None);
         assert_eq!(config.request_timeout, Some(Duration::from_secs(3)));
-    }
-
-    #[test]
-    fn a_circle_of_imports_ends() {
-        let config = read_containerd(
-            &[
-                ("etc/containerd/config.toml", "version = 2\nimports = ['more.toml']\n"),
-                ("etc/containerd/more.toml", "imports = ['config.toml']\n"),
-            ],
-            false,
-        );
-        assert_eq!(config.unwrap().version, 2);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::nri_config::{self, NriConfig};
 use super::processes::{Process, runtimes};
 use super::{Context, Finding, Live, Machine, Unable};
+use crate::configure::containerd::TABLE;
 use crate::nri::version::{Feature, Kind, Runtime, Version};
 use crate::roots::Roots;
 
@@ -110,9 +111,6 @@ fn containerd_config(
         Ok(rest) => context.roots.etc.join(rest),
         Err(_) => path.to_owned(),
     };
-    if !locate(&path).is_file() {
-        return Ok(NriConfig::default());
-    }
     nri_config::containerd(&path, &locate, old).map_err(|e| Unable::Config(Box::new(e)))
 }
 
@@ -202,7 +200,7 @@ pub fn nri(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
         for setting in &runtime.config.stray {
             findings.push(Finding::warn(
                 format!("{setting} in {} has no effect there", runtime.files()),
-                format!("move it into [plugins.\"{}\"]", nri_config::CONTAINERD_TABLE),
+                format!("move it into [plugins.\"{}\"]", TABLE),
             ));
         }
     }

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::output::{Format, print, render};
 use super::root::{RootArgs, Trees};
-use super::{Error, Exit};
+use super::{Error, Exit, policy_file};
 use crate::daemon::{records, runtime_limits};
 use crate::doctor;
 use crate::edit;
@@ -31,6 +31,7 @@ use crate::policy::{self, OnRefusal, Policy};
 use crate::request::Request;
 use crate::roots::Roots;
 pub use manifest::{ManifestError, Subject};
+pub use show::reasons;
 
 /// Longest manifest.
 const LONGEST: u64 = 8 << 20;
@@ -164,12 +165,6 @@ pub fn run(args: &ExplainArgs) -> Result<Exit, Error> {
     };
     print(&text)?;
     Ok(exit(&explanations))
-}
-
-fn policy_file(path: &std::path::Path) -> Result<Policy, Error> {
-    let text =
-        fs::read_to_string(path).map_err(|error| Error::Read { path: path.to_owned(), error })?;
-    Policy::from_toml(&text).map_err(|error| Error::Policy { path: path.to_owned(), error })
 }
 
 /// Containers that were asked about.

@@ -62,7 +62,7 @@ fn one(text: &mut String, explanation: &Explanation) -> Result<(), FormatError> 
 }
 
 /// A line for each reason; those that are warnings are marked.
-fn reasons(text: &mut String, grant: &Grant) {
+pub fn reasons(text: &mut String, grant: &Grant) {
     let width = grant.reasons.iter().map(|reason| reason.about.len()).max().unwrap_or(0);
     for reason in &grant.reasons {
         let mark = if grant.warnings.contains(&reason.text) { '!' } else { ' ' };

@@ -207,6 +207,12 @@ pub struct Settings {
     pub disable: Option<bool>,
     /// There is no socket for plugins that come from outside.
     pub disable_connections: Option<bool>,
+    /// The socket.
+    pub socket_path: Option<String>,
+    /// Longest time for an answer, as written (`2s`).
+    pub request_timeout: Option<String>,
+    /// Longest time from connection to registration, as written.
+    pub registration_timeout: Option<String>,
     /// Folder of plugins that the runtime starts.
     pub plugin_path: Option<String>,
     /// Folder of their configurations.
@@ -244,6 +250,9 @@ impl Settings {
         let text = |table: &dyn TableLike, key: &str| table.get(key)?.as_str().map(str::to_owned);
         set(&mut self.disable, boolean(table, "disable"));
         set(&mut self.disable_connections, boolean(table, "disable_connections"));
+        set(&mut self.socket_path, text(table, "socket_path"));
+        set(&mut self.request_timeout, text(table, "plugin_request_timeout"));
+        set(&mut self.registration_timeout, text(table, "plugin_registration_timeout"));
         set(&mut self.plugin_path, text(table, "plugin_path"));
         set(&mut self.plugin_config_path, text(table, "plugin_config_path"));
         let Some(validator) = table.get("default_validator").and_then(|item| item.as_table_like())

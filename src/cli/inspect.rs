@@ -1,0 +1,200 @@
+//! `rdma-ctk inspect`: what running containers were given, and which one runs without.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::explain::reasons;
+use super::output::{Format, print, render, table};
+use super::root::RootArgs;
+use super::{Error, Exit};
+use crate::daemon::records::{self, DaemonState, PodRecord, Record, Records, Verdict};
+use crate::doctor;
+
+/// Tell what running containers were given, and why
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Only this one: container's name or identifier (or its beginning), POD, or NAMESPACE/POD
+    #[arg(value_name = "CONTAINER|POD")]
+    name: Option<String>,
+    #[command(flatten)]
+    root: RootArgs,
+    /// How to write it: table, json or yaml
+    #[arg(
+        short,
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true
+    )]
+    output: Format,
+}
+
+/// Everything that is known, for programs.
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    daemon: &'a Option<DaemonState>,
+    containers: &'a [Record],
+    pods: &'a [PodRecord],
+    unheard: &'a [String],
+    unreadable: Vec<String>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The fixture cannot be used, there is no such container, or standard output cannot be written.
+pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
+    let trees = args.root.trees()?;
+    let mut records = records::read_all(&trees.roots);
+    let mut unheard = doctor::unheard(&trees.roots);
+    if let Some(name) = &args.name {
+        records.containers.retain(|record| is_meant(name, record));
+        records.pods.retain(|record| is_pod(name, &record.pod.namespace, &record.pod.name));
+        unheard.retain(|sentence| sentence.contains(name.as_str()));
+        if records.containers.is_empty() && records.pods.is_empty() && unheard.is_empty() {
+            return Err(Error::NotOnRecord { name: name.clone() });
+        }
+    }
+    let answer = Answer {
+        daemon: &records.daemon,
+        containers: &records.containers,
+        pods: &records.pods,
+        unheard: &unheard,
+        unreadable: records.unreadable.iter().map(ToString::to_string).collect(),
+    };
+    let text = match render(args.output, &answer)? {
+        Some(text) => text,
+        None => describe(&records, &unheard, args.name.is_some()),
+    };
+    print(&text)?;
+    Ok(Exit::Success)
+}
+
+fn is_pod(name: &str, namespace: &str, pod: &str) -> bool {
+    name == pod || name.split_once('/') == Some((namespace, pod))
+}
+
+fn is_meant(name: &str, record: &Record) -> bool {
+    // Eight digits tell containers apart, and are no name that people give.
+    let identifier = name.len() >= 8 && record.id.starts_with(name);
+    identifier
+        || record.id == name
+        || record.name == name
+        || is_pod(name, &record.pod.namespace, &record.pod.name)
+}
+
+/// A line for each container; all about each if one was asked for.
+fn describe(records: &Records, unheard: &[String], whole: bool) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    if !whole {
+        let _ = match &records.daemon {
+            None => writeln!(text, "no daemon has served since this node booted"),
+            Some(DaemonState { pid, version, runtime: Some(runtime), connected, .. }) => writeln!(
+                text,
+                "rdma-ctk {version} (pid {pid}), {} {} {}",
+                if *connected { "connected to" } else { "not connected; last to" },
+                runtime.name,
+                runtime.version
+            ),
+            Some(DaemonState { pid, version, .. }) => {
+                writeln!(text, "rdma-ctk {version} (pid {pid}), not connected")
+            }
+        };
+        if records.containers.is_empty() {
+            let _ = writeln!(text, "no container on record has asked for RDMA");
+        } else {
+            let header = ["POD", "CONTAINER", "VERDICT", "ADAPTERS", "MEMLOCK", "CPUS", "ID"];
+            text.push('\n');
+            text.push_str(&table(&header, records.containers.iter().map(row)));
+        }
+    }
+    let mut notes = String::new();
+    for record in &records.containers {
+        if whole {
+            detail(&mut notes, record);
+        } else if let Some(sentence) = sentence(&record.verdict) {
+            let _ = writeln!(notes, "{} {}: {sentence}", record.pod, record.name);
+        }
+    }
+    for record in &records.pods {
+        for annotation in &record.unmatched {
+            let _ = writeln!(notes, "{}: {annotation} names no container of the pod", record.pod);
+        }
+    }
+    for sentence in unheard {
+        let _ = writeln!(notes, "{sentence}");
+    }
+    for error in &records.unreadable {
+        let _ = writeln!(notes, "{error}");
+    }
+    if !notes.is_empty() && !text.is_empty() {
+        text.push('\n');
+    }
+    text + &notes
+}
+
+fn row(record: &Record) -> Vec<String> {
+    let (word, adapters, memlock, cpus) = match &record.verdict {
+        Verdict::Granted { grant } => {
+            let names: Vec<&str> = grant.adapters.iter().map(|a| a.name.as_str()).collect();
+            let as_it_was = || "as it was".to_owned();
+            (
+                "granted",
+                if names.is_empty() { "-".to_owned() } else { names.join(",") },
+                grant.memlock.map_or_else(as_it_was, |limit| doctor::size(limit.bytes)),
+                grant.cpus.as_ref().map_or_else(as_it_was, ToString::to_string),
+            )
+        }
+        verdict => (word(verdict), "-".to_owned(), "-".to_owned(), "-".to_owned()),
+    };
+    let id = record.id.get(..12).unwrap_or(&record.id).to_owned();
+    vec![record.pod.to_string(), record.name.clone(), word.to_owned(), adapters, memlock, cpus, id]
+}
+
+const fn word(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Granted { .. } => "granted",
+        Verdict::Refused { .. } => "refused",
+        Verdict::Waived { .. } => "without, by policy",
+        Verdict::Slipped { .. } => "SLIPPED THROUGH",
+        Verdict::Left { .. } => "left alone",
+    }
+}
+
+fn sentence(verdict: &Verdict) -> Option<&str> {
+    match verdict {
+        Verdict::Granted { .. } => None,
+        Verdict::Refused { sentence }
+        | Verdict::Waived { sentence }
+        | Verdict::Slipped { sentence }
+        | Verdict::Left { sentence } => Some(sentence),
+    }
+}
+
+/// Everything about one container.
+fn detail(text: &mut String, record: &Record) {
+    let _ = writeln!(
+        text,
+        "{} container {}: {} {} ago ({})",
+        record.pod,
+        record.name,
+        word(&record.verdict),
+        doctor::ago(record.at),
+        record.runtime
+    );
+    match &record.verdict {
+        Verdict::Granted { grant } => {
+            reasons(text, grant);
+            for variable in &grant.env {
+                let _ = writeln!(text, "  {}={}", variable.name, variable.value);
+            }
+        }
+        verdict => {
+            let _ = writeln!(text, "  {}", sentence(verdict).unwrap_or_default());
+        }
+    }
+}
