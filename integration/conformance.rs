@@ -10,6 +10,7 @@
 //! * `refuse TEXT`, `panic`, `sleep MILLISECONDS`: instead of an answer to CreateContainer
 //! * `refuse-start TEXT`: likewise to StartContainer
 //! * `fail-pod`: panic in RunPodSandbox, which cannot fail
+//! * `refuse-once`: an error for the first synchronisation of which the pod is a part
 //!
 //! What it hears goes to standard error, a line each; to the file LAUNCHED_LOG when a runtime
 //! starts it, since that leaves it no standard error.
@@ -17,6 +18,7 @@
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,7 +33,10 @@ use rdma_ctk::nri::{
 
 const LAUNCHED_LOG: &str = "/var/log/conformance.log";
 
-struct Conformance;
+#[derive(Default)]
+struct Conformance {
+    refused: AtomicBool,
+}
 
 fn wish(pod: &PodSandbox) -> (&str, &str) {
     let wish = pod.annotations.get("conformance").map_or("", String::as_str);
@@ -66,6 +71,10 @@ impl Plugin for Conformance {
     }
 
     async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {
+        let refuse = pieces.pods.iter().any(|pod| wish(pod).0 == "refuse-once");
+        if refuse && !self.refused.swap(true, Ordering::Relaxed) {
+            return Err("conformance: not yet".to_owned());
+        }
         eprintln!("synchronized {} {}", pieces.pods.len(), pieces.containers.len());
         Ok(Vec::new())
     }
@@ -223,7 +232,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         lock: PathBuf::from(argument("/run/conformance/nri.lock")),
     };
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(
-        Arc::new(Conformance),
+        Arc::new(Conformance::default()),
         launched,
         &options,
         terminated(),

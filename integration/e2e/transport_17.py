@@ -10,7 +10,7 @@ CASES = [
     transport.a_reply_of_3_mb,
     transport.a_panic_refuses_the_container,
     transport.c60_slower_than_the_deadline_it_is_refused_in_time,
+    transport.a_synchronisation_that_fails_is_done_again,
     transport.the_runtime_restarted_it_is_back,
-    transport.pre_installed_it_is_started_with_its_configuration,
-    transport.pre_installed_it_idles_while_another_is_registered,
+    transport.pre_installed_it_idles_or_serves,
 ]

@@ -1,6 +1,7 @@
 //! The calls of a runtime: ttrpc's requests to a [`Plugin`]'s methods, and its answers back, each
 //! within its time and none by a panic.
 
+use super::arrival::Arrivals;
 use super::plugin::{Configuration, Mishap, Pieces, Plugin};
 use super::proto::{
     ConfigureRequest, ConfigureResponse, Container, ContainerRequest, ContainerUpdate,
@@ -22,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use ttrpc::r#async::{MethodHandler, Service, TtrpcContext};
 use ttrpc::proto::{Code, Request, Response};
@@ -56,6 +58,8 @@ impl From<String> for Failure {
 pub(super) struct Calls {
     plugin: Arc<dyn Plugin>,
     state: Mutex<State>,
+    arrivals: Arc<Arrivals>,
+    given_up: Notify,
 }
 
 struct State {
@@ -67,6 +71,8 @@ struct State {
     updates: Vec<ContainerUpdate>,
     /// Of the synchronisation: pods and containers so far.
     told: (usize, usize),
+    /// Why the session is of no use any more.
+    given_up: Option<String>,
 }
 
 /// The methods of the plugin's service.
@@ -110,8 +116,19 @@ impl Calls {
             deadline: None,
             updates: Vec::new(),
             told: (0, 0),
+            given_up: None,
         };
-        Arc::new(Self { plugin, state: Mutex::new(state) })
+        Arc::new(Self {
+            plugin,
+            state: Mutex::new(state),
+            arrivals: Arc::default(),
+            given_up: Notify::new(),
+        })
+    }
+
+    /// Where the times of requests are to be noted.
+    pub(super) fn arrivals(&self) -> Arc<Arrivals> {
+        Arc::clone(&self.arrivals)
     }
 
     /// All methods, as ttrpc's server wants them.
@@ -148,22 +165,38 @@ impl Calls {
         share(self.state().request_timeout, self.plugin.deadline_percent())
     }
 
-    /// The time for this call. `timeout` is what the caller says it will wait, in nanoseconds.
-    fn deadline(&self, method: Method, timeout: i64) -> Instant {
-        let now = Instant::now();
+    /// How long the runtime waits for an answer to this call, and by when there is one. `begun`:
+    /// when the request came; `timeout`: what the caller says it will wait, in nanoseconds.
+    fn limits(&self, method: Method, begun: Instant, timeout: i64) -> (Duration, Instant) {
         let mut state = self.state();
         let mut allowed = state.request_timeout;
         if let Ok(timeout @ 1..) = u64::try_from(timeout) {
             allowed = allowed.min(Duration::from_nanos(timeout));
         }
-        let deadline = now + share(allowed, self.plugin.deadline_percent());
-        if method != Method::Synchronize {
-            return deadline;
+        let mut deadline = begun + share(allowed, self.plugin.deadline_percent());
+        if method == Method::Synchronize {
+            // All parts of a synchronisation share the time of one request.
+            deadline = state.deadline.map_or(deadline, |first| first.min(deadline));
+            state.deadline = Some(deadline);
         }
-        // All parts of a synchronisation share the time of one request.
-        let deadline = state.deadline.map_or(deadline, |begun| begun.min(deadline));
-        state.deadline = Some(deadline);
-        deadline
+        (allowed, deadline)
+    }
+
+    /// Ends the session, since the runtime counts on this plugin no more but may not say so: NRI
+    /// 0.6 keeps the connection of a plugin that it could not synchronise, and never calls it.
+    fn give_up(&self, why: String) {
+        self.state().given_up.get_or_insert(why);
+        self.given_up.notify_one();
+    }
+
+    /// Waits until there is a reason to end the session from this side.
+    pub(super) async fn given_up(&self) -> String {
+        loop {
+            self.given_up.notified().await;
+            if let Some(why) = self.state().given_up.clone() {
+                return why;
+            }
+        }
     }
 
     /// The answer to a call. `may_fail` becomes false when silence is better than an error: for
@@ -326,8 +359,8 @@ struct Call {
 #[async_trait]
 impl MethodHandler for Call {
     async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        let deadline = self.calls.deadline(self.method, context.timeout_nano);
-        let begun = Instant::now();
+        let begun = self.calls.arrivals.take(context.mh.stream_id).unwrap_or_else(Instant::now);
+        let (allowed, deadline) = self.calls.limits(self.method, begun, context.timeout_nano);
         let may_fail = AtomicBool::new(true);
         let answer = self.calls.answer(self.method, request.payload, &may_fail);
         let answer = Guarded(Box::pin(answer));
@@ -352,10 +385,24 @@ impl MethodHandler for Call {
                 )
             }
         };
+        let elapsed = begun.elapsed();
+        if elapsed >= allowed {
+            self.calls.give_up(format!(
+                "{} took {} ms, and the runtime waits for {} ms",
+                self.name,
+                millis_of(elapsed),
+                millis_of(allowed)
+            ));
+        }
         let mut response = Response::new();
         match answer {
             Ok(payload) => response.payload = payload,
-            Err(Failure(code, text)) => response.set_status(ttrpc::get_status(code, text)),
+            Err(Failure(code, text)) => {
+                if self.method == Method::Synchronize {
+                    self.calls.give_up(format!("the synchronisation failed: {text}"));
+                }
+                response.set_status(ttrpc::get_status(code, text));
+            }
         }
         Ok(response)
     }

@@ -190,7 +190,7 @@ async fn dial<F: Future<Output = ()>>(
                 if matches!(end.reason, Reason::Stopped) {
                     return;
                 }
-                if end.stage >= Stage::Configured {
+                if end.stage >= Stage::Synchronised {
                     // It was well, and is told anew what is wrong.
                     attempt = 0;
                     told.clear();

@@ -5,6 +5,7 @@
 //! registration, configuration, synchronisation, events. [`run`] keeps sessions up for ever.
 //! [`version`] knows what each runtime can do. What to do for a container is not decided here.
 
+mod arrival;
 pub mod container;
 pub mod frame;
 pub mod mux;

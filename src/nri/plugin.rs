@@ -66,7 +66,8 @@ pub trait Plugin: Send + Sync + 'static {
     async fn configure(&self, configuration: Configuration) -> Result<Events, String>;
 
     /// What there is, in one or several parts. The updates of all parts are sent with the last;
-    /// a resource limit is all that they can change.
+    /// a resource limit is all that they can change. An error ends the session: the next begins
+    /// after a pause.
     async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {
         drop(pieces);
         Ok(Vec::new())

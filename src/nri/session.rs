@@ -1,7 +1,8 @@
 //! One session with a runtime, from the connected stream to its end.
 
+use super::arrival::Watched;
 use super::calls::Calls;
-use super::mux::{self, End, Lost};
+use super::mux::{self, Lost};
 use super::plugin::{Identity, Plugin};
 use super::proto::RegisterPluginRequest;
 use futures_core::Stream;
@@ -56,6 +57,9 @@ pub enum Reason {
     /// It did not say whether it does.
     #[error("the runtime did not answer the registration: {0}")]
     Unanswered(String),
+    /// The runtime has stopped counting on this plugin, though it keeps the connection.
+    #[error("the runtime has given this plugin up: {0}")]
+    GivenUp(String),
     /// The connection is gone.
     #[error(transparent)]
     Lost(#[from] Lost),
@@ -72,8 +76,8 @@ pub struct SessionEnd {
 }
 
 /// Registers `plugin` with the runtime at the other end of `stream` and serves it until the
-/// connection is lost or `stop` completes. Then what is being answered is answered first. To be
-/// called within a tokio runtime.
+/// connection is lost, the runtime is known to call it no more, or `stop` completes. In the latter
+/// cases what is being answered is answered first. To be called within a tokio runtime.
 pub async fn serve<S>(
     stream: S,
     plugin: Arc<dyn Plugin>,
@@ -106,7 +110,7 @@ where
 
     // The runtime may configure the plugin before it answers the registration.
     let mut server = Server::new()
-        .add_listener(Listener::new(Once(Some(plugin_end))))
+        .add_listener(Listener::new(Once(Some(Watched::new(plugin_end, calls.arrivals())))))
         .register_service(calls.services());
     if let Err(e) = server.start().await {
         return Reason::Lost(Lost::Io(io::Error::other(e)));
@@ -118,7 +122,7 @@ where
         calls.registered();
         std::future::pending().await
     };
-    tokio::select! {
+    let reason = tokio::select! {
         lost = &mut trunk => {
             // The calls that were being answered are dropped; they are not to be about when the
             // next session begins.
@@ -129,8 +133,9 @@ where
             let Err(reason): Result<Infallible, Reason> = reason;
             return reason;
         }
-        () = &mut stop => {}
-    }
+        why = calls.given_up() => Reason::GivenUp(why),
+        () = &mut stop => Reason::Stopped,
+    };
     // Reads no more requests; those that are there are answered, then the connection's end is
     // dropped.
     let disconnect = async {
@@ -143,7 +148,7 @@ where
         () = disconnect => {}
         () = tokio::time::sleep(calls.patience()) => {}
     }
-    Reason::Stopped
+    reason
 }
 
 async fn register(client: &Client, identity: &Identity) -> Result<(), Reason> {
@@ -165,10 +170,10 @@ async fn register(client: &Client, identity: &Identity) -> Result<(), Reason> {
 }
 
 /// Yields one connection and then waits: ttrpc's server is not to think that the listener failed.
-struct Once(Option<End>);
+struct Once(Option<Watched>);
 
 impl Stream for Once {
-    type Item = io::Result<End>;
+    type Item = io::Result<Watched>;
 
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         match self.0.take() {

@@ -60,6 +60,9 @@ impl Plugin for Actor {
     async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {
         let Pieces { first, last, pods, containers } = pieces;
         self.note(format!("{} {} {first} {last}", pods.len(), containers.len()));
+        if pods.first().is_some_and(|pod| pod.name == "refuse") {
+            return Err("rdma-ctk: not that".into());
+        }
         let container_id = format!("of {} pods", pods.len());
         Ok(vec![ContainerUpdate { container_id, ..Default::default() }])
     }
@@ -92,6 +95,11 @@ impl Plugin for Actor {
             "bytes" => Ok(adjust(number)),
             "refuse" => Err("rdma-ctk: no adapter \"mlx5_9\"; this node has mlx5_0".into()),
             "panic" => panic!("cannot divide by {number}"),
+            // What a stopped process, or one that gets no CPU, would look like.
+            "block" => {
+                tokio::time::advance(Duration::from_millis(number as u64)).await;
+                Ok(adjust(1))
+            }
             "sleep" => {
                 tokio::time::sleep(Duration::from_millis(number as u64)).await;
                 self.note("awake");
@@ -359,7 +367,7 @@ async fn unknown_methods_are_unimplemented() {
 #[tokio::test]
 async fn malformed_requests_are_errors() {
     let rig = Rig::started("containerd", "2.1.9", "").await;
-    for method in ["CreateContainer", "RunPodSandbox", "StateChange", "Synchronize", "Configure"] {
+    for method in ["CreateContainer", "RunPodSandbox", "StateChange", "Configure"] {
         // Field 1, of a length that is not there.
         let answer = rig.runtime.call_bytes(method, vec![0x0a, 0x7f]).await;
         let Err(Fault::Status { code, text }) = answer else { panic!("{answer:?}") };
@@ -496,6 +504,30 @@ async fn parts_of_a_synchronisation_share_their_time() {
     let answer: Result<SynchronizeResponse, Fault> = rig.runtime.call("Synchronize", &more).await;
     // The plugin answers at once, so there was no time to lose; but it had none.
     assert!(answer.is_ok());
+}
+
+#[tokio::test]
+async fn a_session_that_is_not_synchronised_ends() {
+    let mut rig = Rig::new();
+    let (stream, _) = rig.runtime.registration().await.unwrap();
+    rig.runtime.answer(stream, None).await.unwrap();
+    rig.runtime.configure("containerd", "1.7.24~ds1", "", "").await.unwrap();
+    // NRI 0.6 keeps the connection after that, and never calls the plugin.
+    let answer = rig.runtime.synchronize(&[pod("refuse")], &[]).await;
+    assert_eq!(answer, Err(status(2, "rdma-ctk: not that")));
+    let end = rig.session.await.unwrap();
+    let Reason::GivenUp(why) = &end.reason else { panic!("{end:?}") };
+    assert_eq!(why, "the synchronisation failed: rdma-ctk: not that");
+    assert_eq!(end.stage, Stage::Synchronising);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_whose_runtime_has_lost_patience_ends() {
+    let rig = Rig::started("containerd", "1.7.24~ds1", "").await;
+    let _ = rig.create("block 2500").await;
+    let end = rig.session.await.unwrap();
+    let Reason::GivenUp(why) = &end.reason else { panic!("{end:?}") };
+    assert_eq!(why, "CreateContainer took 2500 ms, and the runtime waits for 2000 ms");
 }
 
 #[tokio::test]
