@@ -7,11 +7,10 @@
 
 use std::net::IpAddr;
 
+use super::sight::{Addresses, Held};
 use super::words::{list, refuse};
 use super::{Adapter, Case, ChosenGid, Notes, Refusal};
-use crate::inventory::{
-    Gid, GidKind, Hca, Interface, LinkLayer, NetnsMode, NodeType, PodNetwork, PodView, Port,
-};
+use crate::inventory::{Gid, GidKind, Hca, LinkLayer, NetnsMode, NodeType, PodView, Port};
 use crate::request::{Key, Requirement};
 
 /// A granted adapter with what the variables need to know of it.
@@ -23,12 +22,12 @@ pub(super) struct Placed<'a> {
     pub(super) listed: Vec<u32>,
 }
 
-/// Whether one of the adapter's ports answers to an address of that namespace: then the interface
-/// of the adapter, or one above it, is in there.
-pub(super) fn owned(network: &PodNetwork, hca: &Hca) -> bool {
+/// Whether one of the adapter's ports answers to an address of the container's namespace: then the
+/// interface of the adapter, or one above it, is in there.
+pub(super) fn owned(case: &Case<'_>, hca: &Hca) -> bool {
     hca.ports.iter().any(|port| {
-        let table = network.gids(&hca.name, port.number);
-        table.iter().any(|gid| holder(&network.interfaces, gid).is_some())
+        let table = case.sight.read(&hca.name, port.number).unwrap_or_default();
+        table.iter().any(|gid| case.sight.own.holder(gid).is_some())
     })
 }
 
@@ -63,6 +62,16 @@ pub(super) fn choose<'a>(
         if missing > 0 && listed.is_empty() {
             absent.push(place);
         }
+        if hca.ports.is_empty() {
+            notes.warn(
+                "env",
+                format!(
+                    "the ports of {} cannot be seen from the host's namespace: it is in no list \
+                     for NCCL and UCX",
+                    hca.name
+                ),
+            );
+        }
         let adapter = Adapter { gids, ..Adapter::of(hca) };
         placed.push(Placed { hca, adapter, listed });
     }
@@ -71,10 +80,13 @@ pub(super) fn choose<'a>(
     Ok(placed)
 }
 
+/// A GID that stands for an address of a namespace, with the interface there.
+type Found<'a> = (&'a Gid, Held<'a>);
+
 /// Whether a RoCE port has an interface in the container's namespace.
 enum Home<'a> {
     /// It has, and these GIDs of the port are addresses in there.
-    Here(Vec<(&'a Gid, &'a Interface, u8)>),
+    Here(Vec<Found<'a>>),
     NotHere,
     NotKnown,
 }
@@ -83,7 +95,7 @@ fn at_home<'a>(case: &Case<'a>, hca: &Hca, port: &'a Port) -> Home<'a> {
     let found = match case.pod {
         PodView::Host if unread(case) => return Home::NotKnown,
         PodView::Host => of_host(case, hca, port),
-        PodView::Ready(network) => matches(table(case, hca, port), &network.interfaces),
+        PodView::Ready(_) => matches(case.sight.table(hca, port), &case.sight.own),
         PodView::Pending { .. } | PodView::Unknown { .. } => return Home::NotKnown,
     };
     if found.is_empty() { Home::NotHere } else { Home::Here(found) }
@@ -95,11 +107,11 @@ fn unread(case: &Case<'_>) -> bool {
 }
 
 /// The host's own GIDs on a port: of the port's interface, else of others above it.
-fn of_host<'a>(case: &Case<'a>, hca: &Hca, port: &'a Port) -> Vec<(&'a Gid, &'a Interface, u8)> {
-    let mut found = matches(table(case, hca, port), &case.node.interfaces);
-    let own = |interface: &Interface| Some(&interface.name) == port.netdev.as_ref();
-    if found.iter().any(|(gid, interface, _)| own(interface) && rank(gid).is_some()) {
-        found.retain(|(_, interface, _)| own(interface));
+fn of_host<'a>(case: &Case<'a>, hca: &Hca, port: &'a Port) -> Vec<Found<'a>> {
+    let mut found = matches(case.sight.table(hca, port), &case.sight.host);
+    let own = |held: &Held<'_>| Some(&held.interface.name) == port.netdev.as_ref();
+    if found.iter().any(|(gid, held)| own(held) && rank(gid).is_some()) {
+        found.retain(|(_, held)| own(held));
     }
     found
 }
@@ -107,43 +119,11 @@ fn of_host<'a>(case: &Case<'a>, hca: &Hca, port: &'a Port) -> Vec<(&'a Gid, &'a 
 /// GID table of a port by its number; empty when the adapter has no such port.
 pub(super) fn table_of<'a>(case: &Case<'a>, hca: &'a Hca, number: u32) -> &'a [Gid] {
     let port = hca.ports.iter().find(|port| port.number == number);
-    port.map_or(&[], |port| table(case, hca, port))
+    port.map_or(&[], |port| case.sight.table(hca, port))
 }
 
-/// The port's GID table: that read with the pod's addresses, else the node's.
-fn table<'a>(case: &Case<'a>, hca: &Hca, port: &'a Port) -> &'a [Gid] {
-    match case.pod {
-        PodView::Ready(network) => match network.gids(&hca.name, port.number) {
-            [] => &port.gids,
-            table => table,
-        },
-        _ => &port.gids,
-    }
-}
-
-fn matches<'a>(table: &'a [Gid], interfaces: &'a [Interface]) -> Vec<(&'a Gid, &'a Interface, u8)> {
-    table
-        .iter()
-        .filter_map(|gid| {
-            holder(interfaces, gid).map(|(interface, prefix)| (gid, interface, prefix))
-        })
-        .collect()
-}
-
-/// The interface that carries the address a GID stands for, by preference that of the name which
-/// the kernel prints; with the prefix length.
-fn holder<'a>(interfaces: &'a [Interface], gid: &Gid) -> Option<(&'a Interface, u8)> {
-    let address = gid.address();
-    if address.is_loopback() || address.is_unspecified() {
-        return None;
-    }
-    let mut holders = interfaces.iter().filter_map(|interface| {
-        let own = interface.addresses.iter().find(|(own, _)| *own == address)?;
-        Some((interface, own.1))
-    });
-    let first = holders.next()?;
-    let named = |(interface, _): &(&Interface, u8)| Some(&interface.name) == gid.netdev.as_ref();
-    Some(if named(&first) { first } else { holders.find(named).unwrap_or(first) })
+fn matches<'a>(table: &'a [Gid], addresses: &Addresses<'a>) -> Vec<Found<'a>> {
+    table.iter().filter_map(|gid| Some((gid, addresses.holder(gid)?))).collect()
 }
 
 /// RoCE v2 over IPv4, then over routable IPv6; nothing else reaches a peer behind a router, and v1
@@ -156,33 +136,21 @@ fn rank(gid: &Gid) -> Option<u8> {
     }
 }
 
-/// The best of the GIDs found, unless two slots hold it and nothing tells them apart.
-fn best(found: &[(&Gid, &Interface, u8)]) -> Result<Option<ChosenGid>, IpAddr> {
-    let routable = found.iter().filter_map(|found| rank(found.0).map(|rank| (rank, found)));
-    let Some((_, (gid, _, _))) = routable.min_by_key(|(rank, (gid, _, _))| (*rank, gid.index))
-    else {
+/// The best of the GIDs found, unless two slots hold it and nothing tells them apart: then its
+/// address.
+fn best<'a>(found: &[Found<'a>]) -> Result<Option<Found<'a>>, IpAddr> {
+    let routable = || found.iter().filter(|(gid, _)| rank(gid).is_some());
+    let Some((best, _)) = routable().min_by_key(|(gid, _)| (rank(gid), gid.index)) else {
         return Ok(None);
     };
-    let mut twins =
-        found.iter().filter(|(other, ..)| other.value == gid.value && rank(other).is_some());
-    let chosen = match (twins.next(), twins.next()) {
-        (Some(only), None) => only,
-        _ => {
-            // One address twice is an address in two namespaces: the kernel's name decides.
-            let mut named = found.iter().filter(|(other, interface, _)| {
-                other.value == gid.value
-                    && rank(other).is_some()
-                    && other.netdev.as_ref() == Some(&interface.name)
-            });
-            match (named.next(), named.next()) {
-                (Some(only), None) => only,
-                _ => return Err(gid.address()),
-            }
-        }
-    };
-    let (gid, _, prefix) = chosen;
-    // The port is put in by the caller, which knows it.
-    Ok(Some(ChosenGid { port: 0, index: gid.index, address: gid.address(), prefix: Some(*prefix) }))
+    let twins = || routable().filter(|(gid, _)| gid.value == best.value);
+    // One address twice is an address in two namespaces: the name that the kernel prints decides.
+    let named = || twins().filter(|(gid, held)| gid.netdev.as_ref() == Some(&held.interface.name));
+    match (twins().count(), named().count()) {
+        (1, _) => Ok(twins().next().copied()),
+        (_, 1) => Ok(named().next().copied()),
+        _ => Err(best.address()),
+    }
 }
 
 /// Chooses among the GIDs of one port.
@@ -190,18 +158,20 @@ fn settle(
     case: &Case<'_>,
     hca: &Hca,
     port: &Port,
-    found: Vec<(&Gid, &Interface, u8)>,
+    found: Vec<Found<'_>>,
     notes: &mut Notes,
 ) -> Result<Option<ChosenGid>, Refusal> {
     let place = format!("{} port {}", hca.name, port.number);
     let why = match best(&found) {
-        Ok(Some(chosen)) => {
-            notes.reason("gid", format!("{place}: slot {}, {}", chosen.index, chosen.address));
-            return Ok(Some(ChosenGid { port: port.number, ..chosen }));
+        Ok(Some((gid, held))) => {
+            let address = gid.address();
+            notes.reason("gid", format!("{place}: slot {}, {address}", gid.index));
+            let prefix = Some(held.prefix);
+            return Ok(Some(ChosenGid { port: port.number, index: gid.index, address, prefix }));
         }
         Ok(None) => {
             let mut interfaces: Vec<&str> =
-                found.iter().map(|(_, interface, _)| interface.name.as_str()).collect();
+                found.iter().map(|(_, held)| held.interface.name.as_str()).collect();
             interfaces.dedup();
             format!("{place}: no routable RoCE v2 GID for an address of {}", list(interfaces))
         }
@@ -271,8 +241,7 @@ fn without_interface(
         let Placed { hca, adapter, listed } = &mut placed[*place];
         for port in hca.active_ports().filter(|port| port.link_layer == LinkLayer::Ethernet) {
             listed.push(port.number);
-            let candidates = of_host(case, hca, port);
-            adapter.gids.extend(settle(case, hca, port, candidates, notes)?);
+            adapter.gids.extend(settle(case, hca, port, of_host(case, hca, port), notes)?);
         }
     }
     Ok(())

@@ -21,6 +21,7 @@ mod memlock;
 mod nodes;
 mod pairs;
 mod selection;
+mod sight;
 mod words;
 
 pub use cpuset::{Resent, resend};
@@ -31,6 +32,7 @@ use crate::inventory::{CpuSet, Hca, Node, PciAddress, PodView};
 use crate::policy::{Allowance, OnRefusal, Policy};
 use crate::request::{Devices, Request, SmcMethod};
 use gid::Placed;
+use sight::Sight;
 
 /// What is known of the machine when a container is decided about.
 #[derive(Debug, Clone, Copy)]
@@ -233,10 +235,12 @@ pub fn decide(request: &Request, inventory: &Inventory<'_>, policy: &Policy) -> 
         return Outcome::LeftAlone { reason };
     }
     let allowance = policy.allowance(&request.container.pod);
+    let sight = Sight::of(inventory.node, inventory.pod);
     let case = Case {
         request,
         node: inventory.node,
         pod: inventory.pod,
+        sight: &sight,
         topology: inventory.topology,
         policy,
         allowance: &allowance,
@@ -293,6 +297,7 @@ struct Case<'a> {
     request: &'a Request,
     node: &'a Node,
     pod: &'a PodView,
+    sight: &'a Sight<'a>,
     topology: Option<TopologyFile>,
     policy: &'a Policy,
     allowance: &'a Allowance,

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::selection::link_of;
 use super::words::{list, refuse};
 use super::{Case, DeviceNode, Notes, Refusal};
 use crate::inventory::{CharDev, Hca};
-use crate::request::{Can, Key, Mount, NodeKind, Requirement};
+use crate::request::{Can, Key, Link, Mount, NodeKind, Requirement};
 
 /// Folder of the nodes, and those above it that may be mounted from the host.
 const FOLDER: &str = "/dev/infiniband";
@@ -31,7 +32,7 @@ pub(super) fn add(
         let ports = hcas.iter().flat_map(|hca| &hca.ports);
         match kind {
             NodeKind::Uverbs => wanted.extend(uverbs(case, hcas)?.map(|node| (node, OPEN))),
-            NodeKind::RdmaCm => wanted.extend(rdma_cm(case, notes)?.map(|node| (node, OPEN))),
+            NodeKind::RdmaCm => wanted.extend(rdma_cm(case, hcas, notes)?.map(|node| (node, OPEN))),
             NodeKind::Umad => {
                 let found: Vec<_> = ports.filter_map(|port| port.umad.as_ref()).collect();
                 wanted.extend(mad(case, "umad", hcas, found)?.map(|node| (node, mad_mode)));
@@ -131,7 +132,11 @@ fn uverbs<'a>(
     Ok(nodes.into_iter())
 }
 
-fn rdma_cm<'a>(case: &Case<'a>, notes: &mut Notes) -> Result<Option<&'a CharDev>, Refusal> {
+fn rdma_cm<'a>(
+    case: &Case<'a>,
+    hcas: &[&Hca],
+    notes: &mut Notes,
+) -> Result<Option<&'a CharDev>, Refusal> {
     if let Some(node) = &case.node.rdma_cm {
         return Ok(Some(node));
     }
@@ -140,7 +145,12 @@ fn rdma_cm<'a>(case: &Case<'a>, notes: &mut Notes) -> Result<Option<&'a CharDev>
     if case.request.require.contains(&Requirement::RdmaCm) {
         return Err(refuse(case.request, Key::Require, missing));
     }
-    notes.warn("nodes", missing);
+    // EFA has no connection manager; nobody misses the node there.
+    if hcas.iter().all(|hca| link_of(hca) == Link::Other) {
+        notes.reason("nodes", "there is no rdma_cm node, and these adapters have no use for it");
+    } else {
+        notes.warn("nodes", missing);
+    }
     Ok(None)
 }
 

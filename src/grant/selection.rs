@@ -395,8 +395,8 @@ fn out_of_reach<'a>(case: &Case<'a>, hca: &Hca) -> Option<Unfit<'a>> {
         (Home::Host, _) => None,
         (Home::Elsewhere, _) => Some(Unfit::Elsewhere),
         (Home::NetdevElsewhere, PodView::Host) => Some(Unfit::OtherPod),
-        (Home::NetdevElsewhere, PodView::Ready(network)) => {
-            (!gid::owned(network, hca)).then_some(Unfit::OtherPod)
+        (Home::NetdevElsewhere, PodView::Ready(_)) => {
+            (!gid::owned(case, hca)).then_some(Unfit::OtherPod)
         }
         (Home::NetdevElsewhere, PodView::Pending { reason } | PodView::Unknown { reason }) => {
             Some(Unfit::NotKnownYet(reason))

@@ -69,10 +69,9 @@ impl Default for Allowance {
 impl Allowance {
     /// Whether that adapter may be had, by kernel name or by PCI address.
     pub fn permits(&self, hca: &Hca) -> bool {
-        let pci = hca.pci.map(|address| address.to_string());
         std::iter::once(&self.adapters).chain(&self.adapters_too).all(|patterns| {
             matches_any(patterns, &hca.name)
-                || pci.as_deref().is_some_and(|address| matches_any(patterns, address))
+                || hca.pci.is_some_and(|address| matches_any(patterns, &address.to_string()))
         })
     }
 

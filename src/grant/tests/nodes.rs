@@ -35,6 +35,9 @@ fn c11_rdma_cm_is_missed_by_few_and_required_by_word() {
         "rdma_cm missing: load rdma_ucm; programs using librdmacm (-R, UCX rdmacm, NFS/iSER \
          tools) will fail",
     );
+    node.hcas[0] = efa("rdmap79s0", 0);
+    assert_eq!(super::machines::grant(&request, &node, &PodView::Host).warnings, [""; 0]);
+    node.hcas[0] = infiniband("mlx5_0", 0);
     request.require.insert(Requirement::RdmaCm);
     typed(&mut request, Key::Require, "rdma_cm");
     let sentence = refusal(&request, &node, &PodView::Host);

@@ -183,6 +183,10 @@ fn c54_exclusive_mode_gives_what_is_in_the_pods_namespace() {
     let sentence = refusal(&request("mlx5_0"), &node, &network(&[]));
     assert!(sentence.contains("this node runs RDMA in exclusive mode"), "{sentence}");
     assert_eq!(names(&grant(&request("all"), &node, &network(&["mlx5_1"]))), ["mlx5_1"]);
+    let ports = std::mem::take(&mut node.hcas[1].ports);
+    let unseen = grant(&request("mlx5_1"), &node, &network(&["mlx5_1"]));
+    warned(&unseen, "the ports of mlx5_1 cannot be seen from the host's namespace");
+    node.hcas[1].ports = ports;
     assert_eq!(names(&grant(&request("all"), &node, &PodView::Host)), ["mlx5_0"]);
     let sentence = refusal(&request("mlx5_1"), &node, &PodView::Host);
     assert!(sentence.contains("moved into another network namespace"), "{sentence}");
