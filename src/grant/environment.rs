@@ -165,62 +165,119 @@ fn nccl(
     }
 }
 
-/// The GID for NCCL: the index where all ports agree on one, else what lets NCCL find it.
-fn nccl_gid(placed: &[Placed<'_>], writer: &mut Writer<'_>, notes: &mut Notes) {
-    // What the container says of its addresses would be undone by an index.
-    for name in ["NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE"] {
-        if writer.has(name) {
-            writer.kept.push(name);
-            return;
-        }
-    }
-    let own = present(writer.case, "NCCL_IB_HCA").map(HcaList::parse);
-    let in_use: Vec<_> = ports(placed)
-        .filter(|(placed, port)| {
-            own.as_ref().is_none_or(|list| list.selects(&placed.hca.name, *port))
-        })
-        .collect();
-    let addresses = || roce(in_use.iter().copied()).filter_map(|(.., gid)| Some(gid?.address));
-    let ipv6 = addresses().next().is_some_and(|address| address.is_ipv6());
-    let one_family = addresses().all(|address| address.is_ipv6() == ipv6);
-    match Indexes::of(in_use.iter().copied()) {
-        Indexes::None | Indexes::Unknown => {}
-        Indexes::One(index) => {
-            writer.set("NCCL_IB_GID_INDEX", index.to_string());
-            if ipv6 && one_family {
-                writer.set("NCCL_IB_ADDR_FAMILY", "AF_INET6");
-            }
-        }
-        Indexes::Several => {
-            writer.set("NCCL_IB_ROCE_VERSION_NUM", "2");
-            if one_family {
-                writer.set("NCCL_IB_ADDR_FAMILY", if ipv6 { "AF_INET6" } else { "AF_INET" });
-            }
-            let wanted = roce(in_use.iter().copied()).map(|(placed, _, gid)| {
-                format!("{}:{}", placed.hca.name, gid.map_or(0, |gid| gid.index))
-            });
-            let said = format!(
-                "HCAs need different GID indexes ({}); leaving selection to NCCL (2.21 or newer)",
-                list(wanted)
-            );
-            let range = Range::around(addresses()).filter(|range| !range.is_everything());
-            let finds = |range| finds(writer.case, &in_use, ipv6, range);
-            if let Some(range) = range.filter(|range| singles_out(writer.case, &in_use, *range)) {
-                notes.warn("gid", format!("{said} within NCCL_IB_ADDR_RANGE={range}"));
-                writer.set("NCCL_IB_ADDR_RANGE", range.to_string());
-            } else if one_family && finds(None) {
-                notes.warn("gid", said);
-            } else {
-                notes.warn(
-                    "gid",
-                    format!(
-                        "{said}, which no variable can tell the right ones: it may take another \
-                         address of the same ports"
-                    ),
+/// Variables by which NCCL, and NVSHMEM after it, find a GID.
+struct GidNames {
+    index: &'static str,
+    version: &'static str,
+    family: &'static str,
+    range: &'static str,
+}
+
+const NCCL: GidNames = GidNames {
+    index: "NCCL_IB_GID_INDEX",
+    version: "NCCL_IB_ROCE_VERSION_NUM",
+    family: "NCCL_IB_ADDR_FAMILY",
+    range: "NCCL_IB_ADDR_RANGE",
+};
+
+const NVSHMEM: GidNames = GidNames {
+    index: "NVSHMEM_IB_GID_INDEX",
+    version: "NVSHMEM_IB_ROCE_VERSION_NUM",
+    family: "NVSHMEM_IB_ADDR_FAMILY",
+    range: "NVSHMEM_IB_ADDR_RANGE",
+};
+
+/// How a library that has one number for all ports is told which GIDs to use.
+enum Way {
+    /// There is nothing to say, or not enough is known to say it.
+    Nothing,
+    /// The index that all ports have, and whether their addresses are IPv6.
+    Index(u32, bool),
+    /// By itself: within a range where one holds no other GID of these ports.
+    Itself {
+        ipv6: Option<bool>,
+        range: Option<Range>,
+        /// What there is to say about it.
+        said: String,
+    },
+}
+
+impl Way {
+    fn of(case: &Case<'_>, ports: &[(&Placed<'_>, u32)]) -> Self {
+        let addresses = || roce(ports.iter().copied()).filter_map(|(.., gid)| Some(gid?.address));
+        let first = addresses().next().map(|address| address.is_ipv6());
+        let ipv6 = first.filter(|ipv6| addresses().all(|address| address.is_ipv6() == *ipv6));
+        match Indexes::of(ports.iter().copied()) {
+            Indexes::None | Indexes::Unknown => Self::Nothing,
+            Indexes::One(index) => Self::Index(index, ipv6 == Some(true)),
+            Indexes::Several => {
+                let wanted = roce(ports.iter().copied()).filter_map(|(placed, _, gid)| {
+                    Some(format!("{}:{}", placed.hca.name, gid?.index))
+                });
+                let mut said = format!(
+                    "HCAs need different GID indexes ({}); leaving selection to NCCL (2.21 or \
+                     newer)",
+                    list(wanted)
                 );
+                let range = Range::around(addresses())
+                    .filter(|range| !range.is_everything() && singles_out(case, ports, *range));
+                if let Some(range) = range {
+                    said.push_str(&format!(" within {range}"));
+                } else if ipv6.is_none_or(|ipv6| !finds(case, ports, ipv6, None)) {
+                    said.push_str(
+                        ", which no variable can tell the right ones: it may take another address \
+                         of the same ports",
+                    );
+                }
+                Self::Itself { ipv6, range, said }
             }
         }
     }
+
+    fn write(&self, names: &GidNames, writer: &mut Writer<'_>) {
+        match self {
+            Self::Nothing => {}
+            Self::Index(index, ipv6) => {
+                writer.set(names.index, index.to_string());
+                if *ipv6 {
+                    writer.set(names.family, "AF_INET6");
+                }
+            }
+            Self::Itself { ipv6, range, .. } => {
+                writer.set(names.version, "2");
+                if let Some(ipv6) = ipv6 {
+                    writer.set(names.family, if *ipv6 { "AF_INET6" } else { "AF_INET" });
+                }
+                if let Some(range) = range {
+                    writer.set(names.range, range.to_string());
+                }
+            }
+        }
+    }
+}
+
+/// Whether the container itself says which GID to use; an index of ours would undo a range of its.
+fn settled(names: &GidNames, writer: &mut Writer<'_>) -> bool {
+    let own = [names.index, names.range].into_iter().find(|name| writer.has(name));
+    writer.kept.extend(own);
+    own.is_some()
+}
+
+fn nccl_gid(placed: &[Placed<'_>], writer: &mut Writer<'_>, notes: &mut Notes) {
+    if settled(&NCCL, writer) {
+        return;
+    }
+    // Of a container's own list only the ports in it have to agree.
+    let own = present(writer.case, "NCCL_IB_HCA").map(HcaList::parse);
+    let in_use = |(placed, port): &(&Placed<'_>, u32)| {
+        own.as_ref().is_none_or(|list| list.selects(&placed.hca.name, *port))
+    };
+    let ports: Vec<_> = ports(placed).filter(in_use).collect();
+    let way = Way::of(writer.case, &ports);
+    if let Way::Itself { said, .. } = &way {
+        notes.warn("gid", said.as_str());
+    }
+    way.write(&NCCL, writer);
 }
 
 /// Whether NCCL, left to itself within that range, takes the chosen GID of every port.
@@ -282,8 +339,9 @@ fn nvshmem(placed: &[Placed<'_>], names: &str, socket: Option<&str>, writer: &mu
         // which is better wherever all of them are of use.
         writer.set("NVSHMEM_ENABLE_NIC_PE_MAPPING", "1");
     }
-    if let Indexes::One(index) = Indexes::of(ports(placed)) {
-        writer.set("NVSHMEM_IB_GID_INDEX", index.to_string());
+    if !settled(&NVSHMEM, writer) {
+        let ports: Vec<_> = ports(placed).collect();
+        Way::of(writer.case, &ports).write(&NVSHMEM, writer);
     }
     if let Some(name) = socket {
         writer.set("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", name);

@@ -189,6 +189,11 @@ fn node_kinds(case: &Case<'_>) -> Result<(), Refusal> {
         let key = if typed { Key::Nodes } else { Key::Devices };
         return Err(refuse(request, key, format!("{why} for {}", whose(&request.container.pod))));
     }
+    // rdma_cm alone opens no adapter: it would be a container without one.
+    if request.nodes.iter().all(|kind| *kind == NodeKind::RdmaCm) {
+        let why = "without uverbs (or umad) no adapter can be opened";
+        return Err(refuse(request, Key::Nodes, why));
+    }
     let cm = NodeKind::RdmaCm;
     let kept = request.nodes.contains(&cm) && case.allowance.nodes.contains(&cm);
     if request.require.contains(&Requirement::RdmaCm) && !kept {

@@ -105,7 +105,8 @@ fn c29_different_indexes_are_left_to_nccl() {
     ];
     let granted = grant(&request("all"), &two, &network(&two, near.clone()));
     assert_eq!(variable(&granted, "NCCL_IB_ADDR_RANGE"), Some("10.1.0.6/31"));
-    warned(&granted, &format!("{said} within NCCL_IB_ADDR_RANGE=10.1.0.6/31"));
+    assert_eq!(variable(&granted, "NVSHMEM_IB_ADDR_RANGE"), Some("10.1.0.6/31"));
+    assert_eq!(granted.warnings, [format!("{said} within 10.1.0.6/31")]);
 
     // Another pod's address in between: a range would take the wrong one.
     two.hcas[1].ports[0].gids = gid_table("2 v2 ::ffff:10.1.0.7 net1\n6 v2 ::ffff:10.1.0.6 net2");

@@ -45,6 +45,17 @@ fn c11_rdma_cm_is_missed_by_few_and_required_by_word() {
 }
 
 #[test]
+fn c10_who_would_end_without_a_device_is_refused() {
+    let node = node([infiniband("mlx5_0", 0)]);
+    let mut request = request("mlx5_0");
+    for nodes in [&[NodeKind::RdmaCm][..], &[]] {
+        request.nodes = nodes.iter().copied().collect();
+        let sentence = refusal(&request, &node, &PodView::Host);
+        assert!(sentence.contains("without uverbs (or umad) no adapter can be"), "{sentence}");
+    }
+}
+
+#[test]
 fn c12_issm_is_not_missed() {
     let node = node([roce("mlx5_0", 0, "ens3np0", "")]);
     let grant = grant(&request("mlx5_0"), &node, &PodView::Host);
