@@ -227,18 +227,18 @@ class Node:
         wait_for("containerd's end", lambda: not command("pgrep", "-x", "containerd", check=False))
 
     # the daemon
-    def spawn(self, *options, metrics=METRICS):
-        """Start `rdma-ctk nri`; the process."""
+    def spawn(self, *options, metrics=METRICS, under=()):
+        """Start `rdma-ctk nri`, with the words `under` before it; the process."""
         if not os.path.exists(PROGRAM):
             command("cp", "/mnt/bin/rdma-ctk", PROGRAM)
         with open(DAEMON_LOG, "a") as log:
-            return subprocess.Popen([PROGRAM, "nri", "--metrics", metrics, *options],
+            return subprocess.Popen([*under, PROGRAM, "nri", "--metrics", metrics, *options],
                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    def daemon_up(self, *options):
+    def daemon_up(self, *options, under=()):
         """Start the daemon and wait until the runtime has it."""
         log = Log(CONTAINERD_LOG)
-        self.daemon = self.spawn(*options)
+        self.daemon = self.spawn(*options, under=under)
         self.wait_registered(log)
 
     def wait_registered(self, log, seconds=60):

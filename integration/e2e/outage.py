@@ -3,6 +3,7 @@
 An opted-in container never runs without its grant unnoticed: it is refused, or named afterwards.
 """
 import os
+import re
 import shutil
 import signal
 import threading
@@ -125,6 +126,24 @@ def a_second_instance_stands_by_and_takes_over(node):
     node.daemon_up()
 
 
+# -- privileges ---------------------------------------------------------------------------------
+def with_the_capabilities_of_the_service_nothing_is_missing(node):
+    """Those of packaging/systemd/rdma-ctk.service."""
+    few = "-all,+sys_admin,+sys_ptrace"
+    node.daemon_down()
+    log = Log(DAEMON_LOG)
+    node.daemon_up(under=["setpriv", "--no-new-privs", "--bounding-set", few, "--inh-caps", few])
+    works(Pod("few-host", {"devices": "all"}).run("main"))
+    container = Pod("few-own", {"devices": "all", "env": "file"}, host_network=False).run("main")
+    works(container)
+    contains(container.sh("cat /etc/nccl.conf"), "NCCL_IB_HCA==rxe0:1\n")
+    # What a look into the pod has shown, not that it failed.
+    wait_for("a warning", lambda: re.search(r"no network interface on it.*few-own", log.text()), 10)
+    lacks(log.text(), "not known", "Operation not permitted", "Permission denied")
+    node.daemon_down()
+    node.daemon_up()
+
+
 # -- the runtime ------------------------------------------------------------------------------
 def the_runtime_restarted_we_are_back_without_a_restart(node):
     before = Pod("before", {"devices": "all"}).run("main")
@@ -181,6 +200,7 @@ CASES = [
     c60_restarted_while_pods_are_made_each_is_granted_refused_or_named,
     a_clean_stop_ends_with_status_0,
     a_second_instance_stands_by_and_takes_over,
+    with_the_capabilities_of_the_service_nothing_is_missing,
     the_runtime_restarted_we_are_back_without_a_restart,
     pre_installed_the_runtime_starts_us_with_its_configuration,
 ]

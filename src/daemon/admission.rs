@@ -101,6 +101,8 @@ impl Daemon {
         self.look_at_cpus(case, &mut request);
         let own = network(sandbox, Some(container));
         let view = self.pods.view(&sandbox.id, &own, session.patience()).await;
+        // Some runtimes name the host's namespace like any other, by a process in it.
+        request.container.pod.host_network |= *view == PodView::Host;
         let inventory = Inventory { node, pod: &view, topology: topology(policy) };
         match decide(&request, &inventory, policy) {
             Outcome::NotAsked => Ok(nothing),

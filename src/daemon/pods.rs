@@ -155,7 +155,7 @@ impl Pods {
     async fn read(&self, sandbox: &str, path: PathBuf) {
         let begun = Instant::now();
         let view = self.look(&path).await;
-        debug!(sandbox, took = ?begun.elapsed(), "network of pod read");
+        debug!(sandbox, path = %path.display(), took = ?begun.elapsed(), "network of pod read");
         let mut pods = self.pods();
         // Gone meanwhile, or moved: then nobody wants to know.
         if let Some(state) = pods.get_mut(sandbox).filter(|state| state.path == path) {

@@ -146,7 +146,9 @@ pub fn may_claim(container: &Container, node: &Node) -> bool {
         })
 }
 
-/// Where that pod's network is, as the pod says it or, failing that, one of its containers.
+/// Where that pod's network is, as the pod says it or, failing that, one of its containers. The
+/// host's may be there as one of its own too: containerd 2.1 names `/proc/PID/ns/net` of a process
+/// that is in the host's namespace. Whoever looks into it will see.
 pub fn network(sandbox: &PodSandbox, container: Option<&Container>) -> Network {
     if let Some(path) = namespace(sandbox, container, "network").filter(|path| !path.is_empty()) {
         return match plain(Path::new(path)) {
