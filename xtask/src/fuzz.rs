@@ -81,9 +81,10 @@ fn build(fuzz: &Path) -> anyhow::Result<PathBuf> {
         None => root().join("target"),
     }
     .join("fuzz");
+    // Not --locked: the lock file follows the project's dependencies by itself.
     // With a target named, build scripts and macros are built without the flags.
     let triple = host()?;
-    let mut build = cargo(&["build", "--release", "--bins", "--locked", "--target", &triple]);
+    let mut build = cargo(&["build", "--release", "--bins", "--target", &triple]);
     build.arg("--manifest-path").arg(fuzz.join("Cargo.toml"));
     build.arg("--target-dir").arg(&folder);
     build.env("CARGO_ENCODED_RUSTFLAGS", COVERAGE.join("\u{1f}")).env_remove("RUSTFLAGS");
