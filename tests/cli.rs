@@ -158,6 +158,29 @@ fn doctor_finds_a_soft_roce_node_well() {
     insta::assert_snapshot!(text);
 }
 
+/// Machines that work draw no failure, and only warnings that are so.
+#[test]
+fn doctor_judges_machines_of_every_kind() {
+    let mut report = String::new();
+    for name in
+        ["efa-nvlink", "erdma-iwarp", "flat-vm", "irdma", "mana", "many-hcas", "none", "roce-sriov"]
+    {
+        let (code, text) = on_fixture(&format!("{name}.tree"), &["doctor", "-o", "json"]);
+        assert_eq!(code, 0, "{name}: {text}");
+        let diagnoses: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for diagnosis in diagnoses.as_array().unwrap() {
+            for finding in diagnosis["findings"].as_array().unwrap() {
+                if finding["level"] != "OK" {
+                    let sentence = finding["sentence"].as_str().unwrap();
+                    report +=
+                        &format!("{name}: {}: {sentence}\n", diagnosis["check"].as_str().unwrap());
+                }
+            }
+        }
+    }
+    insta::assert_snapshot!(report);
+}
+
 #[test]
 fn doctor_runs_the_checks_that_it_is_told() {
     let (code, text) = on_fixture("soft-roce.tree", &["doctor", "ports", "numa", "-o", "json"]);

@@ -31,7 +31,7 @@ fn read(folder: &Path) -> io::Result<RuntimeLimits> {
 }
 
 /// Soft and hard limit of locked memory from the text of `/proc/PID/limits`.
-fn memlock(limits: &str) -> Option<(u64, u64)> {
+pub fn memlock(limits: &str) -> Option<(u64, u64)> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     let mut words = line.split_whitespace().map(|word| match word {
         "unlimited" => Some(u64::MAX),

@@ -5,7 +5,7 @@ use std::fs;
 use nix::errno::Errno;
 
 use super::{Context, Finding, Unable};
-use crate::inventory::{CharDev, Hca, Home, PciAddress};
+use crate::inventory::{CharDev, Hca, Home, PciAddress, Role};
 
 /// Adapters of the node, and PCI functions that should be some.
 pub fn present(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
@@ -70,7 +70,15 @@ fn idle_functions(context: &Context<'_>) -> Vec<Finding> {
             (None, bound) => bound == Some("mlx5_core"),
             (Some(_), _) => true,
         };
-        if expected && !context.node.hcas.iter().any(|hca| hca.pci == Some(address)) {
+        // A bond's device stands for every function of its card.
+        let served =
+            context.node.hcas.iter().filter_map(|hca| Some((hca, hca.pci?))).any(|(hca, pci)| {
+                pci == address
+                    || matches!(hca.role, Role::Bond { .. })
+                        && PciAddress { function: 0, ..pci }
+                            == PciAddress { function: 0, ..address }
+            });
+        if expected && !served {
             idle.push((address, driver));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde_json::Value;
 
@@ -24,6 +25,8 @@ pub struct Bundle {
     pub title: String,
     /// Whether it was made through CRI.
     pub cri: bool,
+    /// When its document was written.
+    pub made: Option<SystemTime>,
     /// Its first process; `None` while it is not running.
     pub pid: Option<u32>,
     /// Nodes below `/dev/infiniband` in `linux.devices`, by name.
@@ -62,13 +65,15 @@ fn folders(path: &Path) -> Vec<PathBuf> {
 
 fn read(folder: &Path) -> Option<Bundle> {
     let path = folder.join("config.json");
-    if fs::metadata(&path).ok()?.len() > LONGEST {
+    let metadata = fs::metadata(&path).ok()?;
+    if metadata.len() > LONGEST {
         return None;
     }
     let id = folder.file_name()?.to_str()?;
     let pid = fs::read_to_string(folder.join("init.pid")).ok();
     let pid = pid.and_then(|text| text.trim().parse().ok());
-    parse(id, pid, &fs::read_to_string(path).ok()?)
+    let bundle = parse(id, pid, &fs::read_to_string(path).ok()?)?;
+    Some(Bundle { made: metadata.modified().ok(), ..bundle })
 }
 
 /// The container of a `config.json`; `None` for a pause container, or no JSON.
@@ -129,6 +134,7 @@ fn parse(id: &str, pid: Option<u32>, text: &str) -> Option<Bundle> {
         memlock,
         env,
         annotations: annotations.unwrap_or_default(),
+        made: None,
     })
 }
 

@@ -56,6 +56,12 @@ pub const CHECKS: &[Check] = &[
     },
     Check { name: "daemon", what: "whether a daemon serves", run: daemon::serving },
     Check {
+        name: "events",
+        what: "whether the daemon is told of containers that appear",
+        run: daemon::told,
+    },
+    Check { name: "policy", what: "the policy file", run: daemon::policy },
+    Check {
         name: "slipped",
         what: "containers that run without what they asked for",
         run: daemon::slipped,

@@ -4,9 +4,9 @@ use std::fs;
 
 use super::bundles::{Bundle, read_all};
 use super::memory::size;
-use super::processes;
 use super::rootfs::Rootfs;
 use super::{Context, Finding, Unable};
+use crate::daemon::runtime_limits::memlock as memlock_of;
 use crate::roots::Roots;
 
 /// Below this, not even a queue of usual size can be registered.
@@ -113,7 +113,7 @@ fn outside_of_document(bundle: &Bundle, inside: &[String]) -> Vec<Finding> {
 fn memlock(context: &Context<'_>, bundle: &Bundle, rootfs: Option<&Rootfs>) -> Vec<Finding> {
     let of_process = bundle.pid.and_then(|pid| {
         let path = context.roots.proc.join(pid.to_string()).join("limits");
-        processes::memlock(&fs::read_to_string(path).ok()?)
+        memlock_of(&fs::read_to_string(path).ok()?)
     });
     let Some((soft, hard)) = of_process.or(bundle.memlock) else {
         return Vec::new();

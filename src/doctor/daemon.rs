@@ -3,8 +3,10 @@
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::bundles::read_all;
 use super::{Context, Finding, Unable};
 use crate::daemon::records::Verdict;
+use crate::policy;
 
 /// Whether a daemon runs and is connected.
 pub fn serving(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
@@ -36,6 +38,61 @@ pub fn serving(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
                  no effect"
             ),
             "see the check `nri`: is NRI on, and its socket there?",
+        ),
+    }])
+}
+
+/// How far a runtime's call may lag behind the bundle that it is about, in seconds.
+const LAG: u64 = 30;
+
+/// Whether the daemon is told of containers that appear: a runtime may keep a plugin connected and
+/// call it no more (a synchronisation that did not finish, a lost connection that nobody noticed).
+pub fn told(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
+    let live = context.live()?;
+    let policy = policy::load(context.roots)
+        .map_err(|_| Unable::Absent("the policy cannot be read: see the check `policy`"))?;
+    let address =
+        policy.daemon.metrics.ok_or(Unable::Absent("metrics are switched off in the policy"))?;
+    let text = live.metrics(address).ok_or(Unable::Absent("no daemon serves metrics"))?;
+    let last = last_event(&text).ok_or(Unable::Absent("no call of a runtime has been counted"))?;
+    let newest = read_all(context.roots)
+        .iter()
+        .filter(|bundle| bundle.cri)
+        .filter_map(|bundle| bundle.made?.duration_since(UNIX_EPOCH).ok())
+        .max()
+        .map_or(0, |made| made.as_secs());
+    Ok(vec![if newest > last.saturating_add(LAG) {
+        Finding::warn(
+            format!(
+                "containers appear that rdma-ctk is not told of: its runtime last called {} ago, a \
+                 container was made {} ago",
+                ago(last),
+                ago(newest)
+            ),
+            "restart the daemon; if it comes again, raise plugin_request_timeout or update the \
+             runtime",
+        )
+    } else {
+        Finding::ok(format!("the runtime last called {} ago, and no container is newer", ago(last)))
+    }])
+}
+
+/// Value of the gauge of the last call in seconds since 1970; `None` when it is 0 or absent.
+fn last_event(text: &str) -> Option<u64> {
+    let name = "rdma_ctk_nri_last_event_timestamp_seconds ";
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().parse().ok().filter(|&seconds| seconds > 0)
+}
+
+/// The policy file, as the daemon would read it.
+pub fn policy(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
+    let path = policy::path(context.roots);
+    Ok(vec![match policy::load(context.roots) {
+        Ok(_) if path.exists() => Finding::ok(format!("{} can be used", path.display())),
+        Ok(_) => Finding::ok("no policy file: the default holds"),
+        Err(error) => Finding::fail(
+            format!("the policy cannot be used: {error}"),
+            "mend it; a daemon that runs keeps the policy that it has, and none starts with this",
         ),
     }])
 }

@@ -4,8 +4,11 @@
 #![allow(unsafe_code)] // mlock, and the mapping that it needs: see `Machine::lock`.
 
 use std::fs::OpenOptions;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mlock, mmap_anonymous, munmap};
@@ -35,11 +38,20 @@ pub trait Live {
     /// What `PROGRAM --version` prints; `None` where it is not installed or fails. The program is
     /// looked for in the system's folders, never where a process says that it comes from.
     fn version(&self, program: &str) -> Option<String>;
+
+    /// What the daemon serves at `/metrics` of that address; `None` where nobody answers in time.
+    fn metrics(&self, address: SocketAddr) -> Option<String>;
 }
 
 /// The node that this program runs on.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine;
+
+/// How long the daemon may take to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Longest answer that is read of it.
+const LONGEST_ANSWER: u64 = 8 << 20;
 
 /// Where programs of the system are.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -78,6 +90,16 @@ impl Live for Machine {
             PATH.split(':').map(|folder| Path::new(folder).join(program)).find(|f| f.is_file())?;
         let output = std::process::Command::new(file).arg("--version").output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    fn metrics(&self, address: SocketAddr) -> Option<String> {
+        let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.take(LONGEST_ANSWER).read_to_string(&mut answer).ok()?;
+        answer.starts_with("HTTP/1.").then_some(answer)
     }
 }
 

@@ -70,23 +70,23 @@ pub fn of_runtime(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
         .iter()
         .map(|process| {
             let who = format!("{} (pid {})", process.name, process.pid);
-            match process.memlock {
-                None => Finding::warn(
+            match (process.limits.memlock, process.limits.ceiling) {
+                (None, _) => Finding::warn(
                     format!("the limits of {who} cannot be read"),
                     "run doctor as root",
                 ),
-                Some((_, u64::MAX)) => Finding::ok(format!(
+                (Some(u64::MAX), _) => Finding::ok(format!(
                     "{who} has no memlock limit: containers that do not ask have none either"
                 )),
-                Some((_, hard)) if process.may_raise_limits() => Finding::ok(format!(
+                (Some(soft), None) => Finding::ok(format!(
                     "{who} has {} of memlock, for containers that do not ask; it can give more to \
                      those that do",
-                    size(hard)
+                    size(soft)
                 )),
-                Some((_, hard)) => Finding::warn(
+                (Some(_), Some(hard)) => Finding::warn(
                     format!(
-                        "{who} has {} of memlock and no CAP_SYS_RESOURCE: containers cannot have \
-                         more",
+                        "{who} cannot raise limits (no CAP_SYS_RESOURCE in the initial user \
+                         namespace): containers have {} of memlock at most",
                         size(hard)
                     ),
                     "start it with a higher limit (LimitMEMLOCK=infinity in its unit)",
@@ -136,6 +136,9 @@ mod tests {
             Err(Errno::ENOENT)
         }
         fn version(&self, _: &str) -> Option<String> {
+            None
+        }
+        fn metrics(&self, _: std::net::SocketAddr) -> Option<String> {
             None
         }
     }
@@ -190,7 +193,7 @@ mod tests {
         for (limits, set, level, text) in [
             ("8388608 8388608", "1ffffffffff", Level::Ok, "8 MiB"),
             ("unlimited unlimited", "1ffffffffff", Level::Ok, "no memlock limit"),
-            ("65536 65536", "a80425fb", Level::Warn, "no CAP_SYS_RESOURCE"),
+            ("65536 65536", "a80425fb", Level::Warn, "cannot raise limits"),
         ] {
             let folder = tempfile::tempdir().unwrap();
             let process = folder.path().join("proc/812");
@@ -199,6 +202,7 @@ mod tests {
             fs::write(process.join("limits"), format!("Max locked memory {limits} bytes\n"))
                 .unwrap();
             fs::write(process.join("status"), format!("CapEff:\t{set}\n")).unwrap();
+            fs::write(process.join("uid_map"), "0 0 4294967295\n").unwrap();
             let (roots, node, records) = nowhere(folder.path());
             let context = Context { roots: &roots, node: &node, records: &records, live: None };
             let findings = of_runtime(&context).unwrap();

@@ -105,7 +105,12 @@ pub fn remarks(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
         .map(|remark| {
             Finding::warn(
                 remark.as_str(),
-                "run doctor again: a device may have come or gone while it was read",
+                if remark.starts_with("the PCI tree is flat") {
+                    "name the vendor's topology file in the policy (topology_file), if there is one"
+                } else {
+                    "run doctor again: what came of a device that came or went is gone then; for \
+                     what stays, look at `dmesg`"
+                },
             )
         })
         .collect())

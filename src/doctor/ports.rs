@@ -95,7 +95,9 @@ pub fn interfaces(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
             IpAddr::V4(_) => true,
             IpAddr::V6(address) => address.segments()[0] & 0xffc0 != 0xfe80,
         });
-        if port.state == PortState::Active && !routed {
+        // A virtual function is there to be given away, and gets its address then.
+        let kept = !matches!(hca.role, Role::Virtual { .. });
+        if port.state == PortState::Active && kept && !routed {
             findings.push(Finding::warn(
                 format!("{which}: {netdev} has no address, so only link-local GIDs"),
                 format!("give {netdev} an address, or an interface of its own to each pod"),
@@ -111,40 +113,69 @@ pub fn interfaces(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
     Ok(findings)
 }
 
+/// How to take an adapter out of iWARP mode, by driver (`""`: any other).
+const OUT_OF_IWARP: [(&str, &str); 3] = [
+    (
+        "erdma",
+        "for NCCL, load erdma with `options erdma compat_mode=1` in modprobe.d; that resets its users",
+    ),
+    (
+        "irdma",
+        "for NCCL, switch it to RoCE (`devlink dev param`, enable_roce); that resets its users",
+    ),
+    ("", "use programs that connect by librdmacm"),
+];
+
 /// Adapters that speak iWARP, which NCCL and UCX do not, and virtual functions that have no GUID.
 pub fn identity(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
+    let here = usable(context)?;
+    let named = |wanted: &dyn Fn(&Hca) -> bool| {
+        let found = here.iter().filter(|hca| wanted(hca));
+        names(&found.map(|hca| hca.name.as_str()).collect::<Vec<_>>())
+    };
     let mut findings = Vec::new();
-    for hca in usable(context)? {
-        if hca.node_type == NodeType::Rnic {
-            let fix = match hca.driver.0.as_str() {
-                "erdma" => {
-                    "for NCCL, load it with `options erdma compat_mode=1` in modprobe.d; that \
-                     resets its users"
-                }
-                "irdma" => {
-                    "for NCCL, switch it to RoCE (`devlink dev param`, enable_roce); that resets \
-                     its users"
-                }
-                _ => "use programs that connect by librdmacm",
-            };
+    let known = |hca: &Hca| OUT_OF_IWARP.iter().any(|(driver, _)| hca.driver.is(driver));
+    for (driver, fix) in OUT_OF_IWARP {
+        let iwarp = |hca: &Hca| {
+            let of_driver = if driver.is_empty() { !known(hca) } else { hca.driver.is(driver) };
+            hca.node_type == NodeType::Rnic && of_driver
+        };
+        if let Some(names) = named(&iwarp) {
             findings.push(Finding::warn(
-                format!("{} is in iWARP mode: NCCL and UCX cannot use it", hca.name),
+                format!("in iWARP mode, which NCCL and UCX cannot use: {names}"),
                 fix,
             ));
         }
+    }
+    // What rdma-cni asks of Mellanox functions; others make their connections without.
+    let blank = |hca: &Hca| {
+        let nvidia = hca.driver.is("mlx5") || hca.driver.is("mlx4");
         let blank = hca.node_guid.chars().all(|c| c == '0' || c == ':');
-        if blank && matches!(hca.role, Role::Virtual { .. }) && !hca.driver.is("efa") {
-            findings.push(Finding::warn(
-                format!("{} has no node GUID: librdmacm will not use it", hca.name),
-                "give the virtual function a MAC address (or a GUID) on the host and bind its \
-                 driver again",
-            ));
-        }
+        nvidia && blank && matches!(hca.role, Role::Virtual { .. })
+    };
+    if let Some(names) = named(&blank) {
+        findings.push(Finding::warn(
+            format!("without a node GUID, so that librdmacm will not use it: {names}"),
+            "give the virtual function a MAC address (or a GUID) on the host and bind its driver \
+             again",
+        ));
     }
     if findings.is_empty() {
         findings.push(Finding::ok("no adapter is in iWARP mode or lacks its GUID"));
     }
     Ok(findings)
+}
+
+/// The first few names, and how many more; `None` for none.
+fn names(names: &[&str]) -> Option<String> {
+    const SAID: usize = 6;
+    let more = names.len().saturating_sub(SAID);
+    let said = names.get(..SAID).unwrap_or(names).join(", ");
+    match (names, more) {
+        ([], _) => None,
+        (_, 0) => Some(said),
+        _ => Some(format!("{said} and {more} more")),
+    }
 }
 
 /// Adapters by which a user would count: no representor, no member of a bond.

@@ -276,7 +276,13 @@ fn iwarp_mode_and_a_blank_guid_are_told() {
     blank.role = Role::Virtual { physical: None };
     let findings = look_at("identity", &node(vec![iwarp, blank]));
     assert!(findings[0].fix.as_ref().unwrap().contains("compat_mode"), "{findings:?}");
-    assert!(findings[1].sentence.starts_with("mlx5_2 has no node GUID"), "{findings:?}");
+    assert_eq!(
+        sentences(&findings),
+        [
+            "in iWARP mode, which NCCL and UCX cannot use: erdma_0",
+            "without a node GUID, so that librdmacm will not use it: mlx5_2",
+        ]
+    );
 }
 
 #[test]
@@ -309,7 +315,8 @@ fn a_function_without_its_driver_is_told_and_one_of_vfio_is_not() {
     );
 }
 
-struct Door(Errno);
+/// A node on which nothing can be opened, whose daemon serves those metrics.
+struct Door(Errno, Option<String>);
 
 impl Live for Door {
     fn memlock(&self) -> Result<(u64, u64), Errno> {
@@ -325,6 +332,9 @@ impl Live for Door {
         (program == "containerd")
             .then(|| "containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6".into())
     }
+    fn metrics(&self, _: std::net::SocketAddr) -> Option<String> {
+        self.1.clone()
+    }
 }
 
 #[test]
@@ -339,7 +349,7 @@ fn a_node_that_does_not_open_is_told_by_the_kernels_reason() {
         (Errno::EIO, Level::Fail, "(EIO)"),
     ] {
         let (roots, records) = (Roots::below(Path::new("/")), Records::default());
-        let door = Door(errno);
+        let door = Door(errno, None);
         let context = Context { roots: &roots, node: &node, records: &records, live: Some(&door) };
         let findings = adapters::nodes(&context).unwrap();
         assert_eq!(findings[0].level, level, "{findings:?}");

@@ -75,7 +75,7 @@ fn a_version_that_nobody_told_is_not_guessed() {
     assert_eq!(findings[0].level, Level::Warn);
     // The program tells it, with what its vendor appended.
     let (roots, node) = (Roots::below(folder.path()), Node::default());
-    let (records, door) = (Records::default(), Door(Errno::EIO));
+    let (records, door) = (Records::default(), Door(Errno::EIO, None));
     let context = Context { roots: &roots, node: &node, records: &records, live: Some(&door) };
     let findings = runtime::nri(&context).unwrap();
     assert_eq!(findings[0].level, Level::Fail);
@@ -198,4 +198,40 @@ fn c61_what_slipped_through_is_named() {
         ]
     );
     assert_eq!(findings[0].level, Level::Fail);
+}
+
+#[test]
+fn c63_a_daemon_that_is_not_told_of_containers_is_noticed() {
+    let config = "run/containerd/io.containerd.runtime.v2.task/k8s.io/abc/config.json";
+    let cri = r#"{"annotations": {"io.kubernetes.cri.container-name": "app"}}"#;
+    let folder = tree(&[(config, cri)]);
+    let made = fs::metadata(folder.path().join(config)).unwrap().modified().unwrap();
+    let made = made.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let look = |metrics: Option<String>| {
+        let (roots, node, records) =
+            (Roots::below(folder.path()), Node::default(), Records::default());
+        let door = Door(Errno::EIO, metrics);
+        let context = Context { roots: &roots, node: &node, records: &records, live: Some(&door) };
+        daemon::told(&context)
+    };
+    let gauge = |seconds: u64| {
+        Some(format!(
+            "HTTP/1.0 200 OK\r\n\r\nrdma_ctk_nri_last_event_timestamp_seconds {seconds}\n"
+        ))
+    };
+    assert_eq!(look(gauge(made - 5)).unwrap()[0].level, Level::Ok);
+    let finding = look(gauge(made - 600)).unwrap().remove(0);
+    assert_eq!(finding.level, Level::Warn);
+    assert!(finding.sentence.starts_with("containers appear that rdma-ctk is not told of"));
+    assert!(look(gauge(0)).is_err() && look(None).is_err());
+}
+
+#[test]
+fn a_policy_that_cannot_be_used_is_told_with_its_place() {
+    let folder = tree(&[("etc/rdma-ctk/config.toml", "nonsense = 1\n")]);
+    let findings = look("policy", folder.path(), &Node::default(), &Records::default());
+    assert_eq!(findings[0].level, Level::Fail);
+    assert!(findings[0].sentence.contains("line 1, column 1: "), "{findings:?}");
+    let findings = look("policy", Path::new("/nowhere"), &Node::default(), &Records::default());
+    assert_eq!(findings, [Finding::ok("no policy file: the default holds")]);
 }
