@@ -43,7 +43,7 @@ fn table(hca: u32) -> Vec<Gid> {
         Gid {
             index,
             value: if own { address(hca) } else { other }.to_ipv6_mapped(),
-            kind: Some(if index % 2 == 0 { GidKind::V1 } else { GidKind::V2 }),
+            kind: Some(if index.is_multiple_of(2) { GidKind::V1 } else { GidKind::V2 }),
             netdev: Some(if own { format!("net{hca}") } else { "eth0".to_owned() }),
         }
     };

@@ -6,6 +6,7 @@
 //! family in one range (from 2.21 on). UCX chooses for each device, by a list of subnets. EFA has
 //! no use for either (libfabric), and iWARP connects by rdma_cm, which neither does.
 
+use std::cell::LazyCell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -39,11 +40,15 @@ pub(super) fn write(case: &Case<'_>, sources: &Sources<'_>, notes: &mut Notes) -
     let mut writer = Writer { case, variables: Vec::with_capacity(12), kept: Vec::new() };
     let names = names(sources.placed);
     let socket = socket_interface(case);
+    // Looked for once: the tables are large.
+    let way = LazyCell::new(|| Way::of(case, &ports(sources.placed).collect::<Vec<_>>()));
     for family in families {
         match family {
-            EnvFamily::Nccl => nccl(sources, &names, socket.as_deref(), &mut writer, notes),
+            EnvFamily::Nccl => nccl(sources, &names, socket.as_deref(), &way, &mut writer, notes),
             EnvFamily::Ucx => ucx(sources.placed, &names, &mut writer),
-            EnvFamily::Nvshmem => nvshmem(sources.placed, &names, socket.as_deref(), &mut writer),
+            EnvFamily::Nvshmem => {
+                nvshmem(sources.placed, &names, socket.as_deref(), &way, &mut writer);
+            }
             EnvFamily::Mpi => mpi(sources.placed, &names, &mut writer),
         }
     }
@@ -146,12 +151,13 @@ fn nccl(
     sources: &Sources<'_>,
     names: &str,
     socket: Option<&str>,
+    way: &LazyCell<Way, impl FnOnce() -> Way>,
     writer: &mut Writer<'_>,
     notes: &mut Notes,
 ) {
     if !names.is_empty() {
         writer.set("NCCL_IB_HCA", format!("={names}"));
-        nccl_gid(sources.placed, writer, notes);
+        nccl_gid(sources.placed, way, writer, notes);
     }
     if let Some(name) = socket {
         writer.set("NCCL_SOCKET_IFNAME", name);
@@ -263,18 +269,22 @@ fn settled(names: &GidNames, writer: &mut Writer<'_>) -> bool {
     own.is_some()
 }
 
-fn nccl_gid(placed: &[Placed<'_>], writer: &mut Writer<'_>, notes: &mut Notes) {
+fn nccl_gid(
+    placed: &[Placed<'_>],
+    way: &LazyCell<Way, impl FnOnce() -> Way>,
+    writer: &mut Writer<'_>,
+    notes: &mut Notes,
+) {
     if settled(&NCCL, writer) {
         return;
     }
     // Of a container's own list only the ports in it have to agree.
-    let own = present(writer.case, "NCCL_IB_HCA").map(HcaList::parse);
-    let in_use = |(placed, port): &(&Placed<'_>, u32)| {
-        own.as_ref().is_none_or(|list| list.selects(&placed.hca.name, *port))
-    };
-    let ports: Vec<_> = ports(placed).filter(in_use).collect();
-    let way = Way::of(writer.case, &ports);
-    if let Way::Itself { said, .. } = &way {
+    let own = present(writer.case, "NCCL_IB_HCA").map(HcaList::parse).map(|list| {
+        let ports = ports(placed).filter(|(at, port)| list.selects(&at.hca.name, *port));
+        Way::of(writer.case, &ports.collect::<Vec<_>>())
+    });
+    let way = own.as_ref().unwrap_or_else(|| way);
+    if let Way::Itself { said, .. } = way {
         notes.warn("gid", said.as_str());
     }
     way.write(&NCCL, writer);
@@ -329,7 +339,13 @@ fn ucx(placed: &[Placed<'_>], names: &str, writer: &mut Writer<'_>) {
     }
 }
 
-fn nvshmem(placed: &[Placed<'_>], names: &str, socket: Option<&str>, writer: &mut Writer<'_>) {
+fn nvshmem(
+    placed: &[Placed<'_>],
+    names: &str,
+    socket: Option<&str>,
+    way: &Way,
+    writer: &mut Writer<'_>,
+) {
     if names.is_empty() {
         return;
     }
@@ -340,8 +356,7 @@ fn nvshmem(placed: &[Placed<'_>], names: &str, socket: Option<&str>, writer: &mu
         writer.set("NVSHMEM_ENABLE_NIC_PE_MAPPING", "1");
     }
     if !settled(&NVSHMEM, writer) {
-        let ports: Vec<_> = ports(placed).collect();
-        Way::of(writer.case, &ports).write(&NVSHMEM, writer);
+        way.write(&NVSHMEM, writer);
     }
     if let Some(name) = socket {
         writer.set("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", name);
