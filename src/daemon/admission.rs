@@ -248,7 +248,9 @@ impl Daemon {
         if marked || !mentions_us(sandbox.annotations.keys()) {
             return Ok(());
         }
-        if self.containers.is_recorded(&container.id) {
+        let devices = container.linux.as_ref().map(|linux| linux.devices.as_slice());
+        let has = |path: &str| devices.unwrap_or_default().iter().any(|node| node.path == path);
+        if self.containers.excuses(&container.id, has) {
             return Ok(());
         }
         let policy = self.policies.now();
@@ -336,6 +338,14 @@ impl Daemon {
             }
             let inventory = Inventory { node: &node, pod: &view, topology: topology(&policy) };
             let Outcome::Granted(grant) = decide(&request, &inventory, &policy) else { continue };
+            // The container may be gone by now. And a file that names other adapters than its nodes
+            // and its environment do is worse than one that is old.
+            let adapters: Vec<&String> =
+                grant.adapters.iter().map(|adapter| &adapter.name).collect();
+            let Some(granted) = self.containers.granted(&id) else { continue };
+            if !granted.adapters.iter().eq(adapters) {
+                continue;
+            }
             for file in grant.files {
                 let (store, id) = (self.journal.store().clone(), id.clone());
                 let written =

@@ -23,15 +23,19 @@ pub struct Census {
     pub containers: HashSet<String>,
     /// Pods that mention us.
     mentioning: HashMap<String, PodSandbox>,
-    /// Containers that run without a mark of ours.
-    unmarked: Vec<Unmarked>,
+    /// Containers that run, of pods that may mention us.
+    running: Vec<Running>,
 }
 
 #[derive(Debug)]
-struct Unmarked {
+struct Running {
     id: String,
     name: String,
     sandbox: String,
+    /// It carries a mark, which counts unless its pod carries one: then it may be the tenant's.
+    marked: bool,
+    /// Its device nodes below `/dev/infiniband`.
+    nodes: Vec<String>,
 }
 
 /// A container that runs without what it asked for.
@@ -72,13 +76,18 @@ impl Census {
                 container.state(),
                 ContainerState::ContainerRunning | ContainerState::ContainerPaused
             );
-            let unmarked = runs && !carries_grant(&container.annotations);
-            let Container { id, name, pod_sandbox_id: sandbox, .. } = container;
+            let marked = carries_grant(&container.annotations);
+            let Container { id, name, pod_sandbox_id: sandbox, linux, .. } = container;
             self.containers.insert(id.clone());
             // Of a pod that is known by now not to mention us, nothing is to be kept.
             let dumb = self.sandboxes.contains(&sandbox) && !self.mentioning.contains_key(&sandbox);
-            if unmarked && !dumb {
-                self.unmarked.push(Unmarked { id, name, sandbox });
+            if runs && !dumb {
+                let devices = linux.unwrap_or_default().devices.into_iter();
+                let nodes = devices
+                    .map(|device| device.path)
+                    .filter(|path| path.starts_with("/dev/infiniband/"))
+                    .collect();
+                self.running.push(Running { id, name, sandbox, marked, nodes });
             }
         }
     }
@@ -88,13 +97,21 @@ impl Census {
         self.mentioning.get(sandbox)
     }
 
-    /// Containers that run without what they asked for, those for which `known` holds left out.
-    pub fn slipped(&self, policy: &Policy, known: impl Fn(&str) -> bool) -> Vec<Slipped> {
-        self.unmarked
+    /// Containers that run without what they asked for, those left out for which `excuses` holds
+    /// by their identifier and their device nodes.
+    pub fn slipped(
+        &self,
+        policy: &Policy,
+        excuses: impl Fn(&str, &[String]) -> bool,
+    ) -> Vec<Slipped> {
+        self.running
             .iter()
-            .filter(|container| !known(&container.id))
             .filter_map(|container| {
                 let sandbox = self.mentioning.get(&container.sandbox)?;
+                let marked = container.marked && !carries_grant(&sandbox.annotations);
+                if marked || excuses(&container.id, &container.nodes) {
+                    return None;
+                }
                 let pod = pod(sandbox);
                 let asked = gate::asked(&sandbox.annotations, &pod, &container.name, policy)?;
                 Some(Slipped {
@@ -152,7 +169,7 @@ mod tests {
         let pods = vec![sandbox("late", &asks)];
         census.add(Pieces { first: false, last: true, pods, containers: Vec::new() });
 
-        let slipped = census.slipped(&Policy::default(), |id| id == "recorded");
+        let slipped = census.slipped(&Policy::default(), |id, _| id == "recorded");
         let ids: Vec<_> = slipped.iter().map(|slipped| slipped.id.as_str()).collect();
         assert_eq!(ids, ["slipped", "early"]);
         assert_eq!(slipped[0].pod.name, "asks");

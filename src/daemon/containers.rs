@@ -99,6 +99,8 @@ struct Inner {
     granted: HashMap<String, Granted>,
     /// Containers on record.
     recorded: HashSet<String>,
+    /// Of these, the ones that run without what they asked for, and are known to.
+    excused: HashSet<String>,
     /// By sandbox and name: the identifier under which the last refusal is on record. Each try
     /// has another one.
     refused: HashMap<(String, String), String>,
@@ -121,7 +123,9 @@ impl Containers {
                 Verdict::Refused { .. } => {
                     inner.refused.insert((record.pod.sandbox, record.name), record.id.clone());
                 }
-                Verdict::Waived { .. } | Verdict::Slipped { .. } | Verdict::Left { .. } => {}
+                Verdict::Waived { .. } | Verdict::Slipped { .. } | Verdict::Left { .. } => {
+                    inner.excused.insert(record.id.clone());
+                }
             }
             inner.recorded.insert(record.id);
         }
@@ -145,6 +149,7 @@ impl Containers {
         let key = (granted.pod.sandbox.clone(), granted.name.clone());
         inner.granted.insert(id.to_owned(), granted);
         inner.recorded.insert(id.to_owned());
+        inner.excused.remove(id);
         let old = inner.refused.remove(&key);
         old.inspect(|old| {
             inner.recorded.remove(old);
@@ -154,6 +159,8 @@ impl Containers {
     /// A container was refused. Returned is the identifier of an earlier refusal that it replaces.
     pub fn refuse(&self, id: &str, pod: &PodName, name: &str) -> Option<String> {
         let mut inner = self.inner();
+        inner.granted.remove(id);
+        inner.excused.remove(id);
         inner.recorded.insert(id.to_owned());
         let old = inner.refused.insert((pod.sandbox.clone(), name.to_owned()), id.to_owned());
         old.filter(|old| old != id).inspect(|old| {
@@ -161,12 +168,26 @@ impl Containers {
         })
     }
 
-    /// A container is on record for another reason.
+    /// A container is on record for another reason: it runs without, and that is known.
     pub fn record(&self, id: &str) {
-        self.inner().recorded.insert(id.to_owned());
+        let mut inner = self.inner();
+        inner.granted.remove(id);
+        inner.recorded.insert(id.to_owned());
+        inner.excused.insert(id.to_owned());
+    }
+
+    /// Whether a container that does not carry our mark may run, because it is known to run without
+    /// or because it has all the nodes that it was given. That it is on record is not enough: the
+    /// runtime may have given up the call whose answer was written down.
+    pub fn excuses(&self, id: &str, has: impl Fn(&str) -> bool) -> bool {
+        let inner = self.inner();
+        let given = inner.granted.get(id).map(|granted| &granted.devices);
+        inner.excused.contains(id)
+            || given.is_some_and(|paths| !paths.is_empty() && paths.iter().all(|path| has(path)))
     }
 
     /// Whether a container is on record.
+    #[cfg(test)]
     pub fn is_recorded(&self, id: &str) -> bool {
         self.inner().recorded.contains(id)
     }
@@ -195,6 +216,7 @@ impl Containers {
         let mut inner = self.inner();
         inner.told.remove(&hash);
         inner.granted.remove(id);
+        inner.excused.remove(id);
         let refused = inner.refused.values().any(|refused| refused == id);
         !refused && inner.recorded.remove(id)
     }
@@ -231,6 +253,8 @@ impl Containers {
         let refused: HashSet<String> = inner.refused.values().cloned().collect();
         inner.recorded.retain(|id| containers.contains(id) || refused.contains(id));
         inner.recorded.shrink_to_fit();
+        inner.excused.retain(|id| containers.contains(id));
+        inner.excused.shrink_to_fit();
         inner.told = containers.iter().map(|id| self.hasher.hash_one(id)).collect();
         inner.recorded.clone()
     }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -22,15 +22,19 @@ use super::records::{
 use super::scopes::{Scopes, Unmatched};
 use super::session::Session;
 use super::snapshot::Keeper;
-use super::{resume, roll_call, runtime_limits};
+use super::{records, resume, roll_call, runtime_limits};
 use crate::nri::container::{RuntimeLimits, network, pod};
 use crate::nri::proto::{
     Container, ContainerUpdate, CreateContainerResponse, LinuxResources, PodSandbox,
     ValidateContainerAdjustmentRequest,
 };
 use crate::nri::{Configuration, Events, Mishap, Pieces, Plugin, Reason, SessionEnd, Stage};
+use crate::policy::Policy;
 use crate::request::{carries_grant, mentions_us};
 use crate::roots::Roots;
+
+/// Annotations that one line of the log names.
+const NAMED: usize = 8;
 
 /// What the daemon works with.
 #[derive(Debug)]
@@ -61,6 +65,8 @@ pub struct Daemon {
     pub stale_files: tokio::sync::Notify,
     /// What lasts as long as a connection.
     connection: Mutex<Connection>,
+    /// Done when there is a connection for the first time.
+    begun: Once,
 }
 
 #[derive(Debug, Default)]
@@ -91,6 +97,7 @@ impl Daemon {
             told: tokio::sync::watch::Sender::new(None),
             stale_files: tokio::sync::Notify::new(),
             connection: Mutex::default(),
+            begun: Once::new(),
         }
     }
 
@@ -138,10 +145,9 @@ impl Daemon {
 
     fn tell_unmatched(&self, unmatched: Unmatched) {
         let Unmatched { pod, annotations } = unmatched;
-        for annotation in &annotations {
-            warn!(%pod, annotation, "the annotation names no container of its pod");
-            self.metrics.unmatched.inc();
-        }
+        let few: Vec<&String> = annotations.iter().take(NAMED).collect();
+        warn!(%pod, annotations = ?few, all = annotations.len(), "annotations name no container of their pod");
+        self.metrics.unmatched.inc_by(annotations.len() as u64);
         self.journal.pod(PodRecord { pod, at: seconds_since_1970(), unmatched: annotations });
     }
 
@@ -178,10 +184,16 @@ impl Daemon {
         self.pods.retain(&census.sandboxes);
         self.scopes.retain(&census.sandboxes);
         let kept = self.containers.retain(&census.containers, &census.sandboxes);
-        let slipped = census.slipped(&policy, |id| self.containers.is_recorded(id));
+        let slipped = self.slipped(&census, &policy);
         let files: HashSet<String> = census.containers.into_iter().chain(kept).collect();
         self.journal.retain(files, census.sandboxes);
         self.tell_slipped(slipped);
+    }
+
+    fn slipped(&self, census: &Census, policy: &Policy) -> Vec<Slipped> {
+        census.slipped(policy, |id, nodes| {
+            self.containers.excuses(id, |path| nodes.iter().any(|node| node == path))
+        })
     }
 
     /// What a runtime tells that is asked a while after a session began.
@@ -192,7 +204,7 @@ impl Daemon {
             self.metrics.unseen.inc_by(unseen as u64);
         }
         let policy = self.policies.now();
-        self.tell_slipped(census.slipped(&policy, |id| self.containers.is_recorded(id)));
+        self.tell_slipped(self.slipped(census, &policy));
         for id in &census.containers {
             self.containers.tell(id);
         }
@@ -233,6 +245,15 @@ impl std::ops::Deref for NriPlugin {
 #[async_trait]
 impl Plugin for NriPlugin {
     fn connected(&self, runtime: Option<u32>) {
+        // Not before: an instance that stands by has another one's records before it until then.
+        self.begun.call_once(|| {
+            let found = records::read_all(&self.roots);
+            for problem in &found.unreadable {
+                warn!("a record from before is lost: {problem}");
+            }
+            self.containers.recall(found.containers);
+            self.journal.daemon(DaemonState::beginning());
+        });
         let limits = runtime.map(|pid| runtime_limits::of_process(&self.roots, pid));
         self.connection().limits = limits.unwrap_or_default();
         self.metrics.sessions.inc();
@@ -360,7 +381,7 @@ impl Plugin for NriPlugin {
         self.timed("StartContainer", async {
             self.containers.tell(&container.id);
             self.containers.start(&container.id);
-            self.gate(&sandbox, &container, carries_grant(&container.annotations))
+            self.gate(&sandbox, &container, is_marked(&sandbox, &container))
         })
         .await
     }
@@ -436,6 +457,12 @@ impl Plugin for NriPlugin {
         }
         self.tell_state(None, false);
     }
+}
+
+/// Whether a container carries the mark of its grant. One on its pod makes it the tenant's own: a
+/// runtime may hand a pod's annotations on to its containers.
+fn is_marked(sandbox: &PodSandbox, container: &Container) -> bool {
+    carries_grant(&container.annotations) && !carries_grant(&sandbox.annotations)
 }
 
 fn millis(duration: Duration) -> u64 {

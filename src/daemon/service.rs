@@ -19,7 +19,7 @@ use super::metrics::node::NodeCollector;
 use super::plugin::{Daemon, NriPlugin, Parts};
 use super::pods::Pods;
 use super::policies::{Policies, Source};
-use super::records::{self, DaemonState, RecordError, Store};
+use super::records::{RecordError, Store};
 use super::snapshot::Keeper;
 use super::{events, memory};
 use crate::inventory::{self, Node, rdma_netlink};
@@ -184,13 +184,8 @@ fn assemble(settings: &Settings, policies: Policies, store: Store) -> Arc<Daemon
             move |path, node| netns::pod_view(&roots, path, node, netns::pod::PATIENCE)
         }),
     );
-    let found = records::read_all(&roots);
-    for problem in &found.unreadable {
-        warn!("a record from before is lost: {problem}");
-    }
     let journal = Journal::new(store);
-    journal.daemon(DaemonState::beginning());
-    let daemon = Daemon::new(Parts {
+    Arc::new(Daemon::new(Parts {
         roots,
         kubelet: settings.kubelet.clone(),
         socket: settings.socket.clone(),
@@ -198,9 +193,7 @@ fn assemble(settings: &Settings, policies: Policies, store: Store) -> Arc<Daemon
         pods,
         policies,
         journal,
-    });
-    daemon.containers.recall(found.containers);
-    Arc::new(daemon)
+    }))
 }
 
 /// The node, from all sources. Where RDMA netlink fails, sysfs alone has to do.

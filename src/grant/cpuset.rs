@@ -81,7 +81,8 @@ pub(super) fn place(
     if strict {
         placement.mems = memory(case, &near, notes)?;
     }
-    placement.near = Some(near.cpus);
+    // Whose the CPUs are, that one sends them again too.
+    placement.near = request.container.cpus_owned.is_none().then_some(near.cpus);
     Ok(placement)
 }
 

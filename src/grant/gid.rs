@@ -27,7 +27,9 @@ pub(super) struct Placed<'a> {
 pub(super) fn owned(case: &Case<'_>, hca: &Hca) -> bool {
     hca.ports.iter().any(|port| {
         let table = case.sight.read(&hca.name, port.number).unwrap_or_default();
-        table.iter().any(|gid| case.sight.own.holder(gid).is_some())
+        // A link-local address says nothing: it is made from a hardware address that anybody may have.
+        let mut routed = table.iter().filter(|gid| !gid.value.is_unicast_link_local());
+        routed.any(|gid| case.sight.own.holder(gid).is_some())
     })
 }
 

@@ -1,6 +1,7 @@
 //! Device nodes: which ones, and what to do where the container has some already.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use super::selection::link_of;
 use super::words::{list, refuse};
@@ -177,7 +178,12 @@ fn mounted_folder(mounts: &[Mount]) -> Option<&Mount> {
 /// Whether a mount shows the host's devices at `path`: making a node there would write into the
 /// host's `/dev`.
 fn shows(mount: &Mount, path: &str) -> bool {
-    matches!(mount.kind.as_str(), "bind" | "rbind" | "devtmpfs") && covers(&mount.destination, path)
+    let hosts = match mount.kind.as_str() {
+        "devtmpfs" => true,
+        "bind" | "rbind" => Path::new(&mount.source).starts_with("/dev"),
+        _ => false,
+    };
+    hosts && covers(&mount.destination, path)
 }
 
 /// Whether `path` is the mount's destination or lies below it. The root is no mount.

@@ -76,7 +76,13 @@ impl<'a> Addresses<'a> {
                 Held { value, interface, prefix: *prefix }
             })
         };
-        let mut all: Vec<Held<'a>> = interfaces.iter().flat_map(held).collect();
+        // No address of these becomes a GID, and anybody may give them any: one that is equal to a
+        // GID's stands for somebody else's.
+        let carries = |interface: &&Interface| {
+            let kind = interface.kind.as_deref();
+            interface.name != "lo" && !matches!(kind, Some("veth" | "dummy" | "tun"))
+        };
+        let mut all: Vec<Held<'a>> = interfaces.iter().filter(carries).flat_map(held).collect();
         // Stable: of several interfaces with one address the first comes first.
         all.sort_by_key(|held| held.value);
         Self(all)

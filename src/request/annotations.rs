@@ -7,6 +7,9 @@ use super::key::{Known, Scope, Written, is_ours};
 use super::{Asked, Carrier, Claim, Container, Devices, Key, Request, SmcMethod, dialect, value};
 use crate::policy::Policy;
 
+/// Longest value that is read, in bytes: each name of 256 selectors at its longest.
+const LONGEST: usize = 16_384;
+
 /// Reads what `annotations` (those of the pod) ask for `container`. `claim` is what another plugin
 /// has given to it ([`super::claim::recognise`]); [`Request::read`] does both.
 ///
@@ -33,7 +36,11 @@ pub fn parse(
     let mut request = Request::nothing(container, carrier);
     request.claim = claim;
     for (key, found) in &reaching.keys {
-        set(&mut request, *key, found.text).map_err(|problem| RequestError::Value {
+        let read = match found.text.len() {
+            0..=LONGEST => set(&mut request, *key, found.text),
+            _ => Err(Problem::TooLong("16384 bytes")),
+        };
+        read.map_err(|problem| RequestError::Value {
             annotation: shown(found.annotation),
             value: shown(found.text),
             problem,

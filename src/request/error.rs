@@ -102,6 +102,9 @@ pub enum Problem {
     /// No amount of memory.
     #[error("{0}")]
     Quantity(#[from] QuantityError),
+    /// More than anybody means.
+    #[error("it is too long: at most {0} are read")]
+    TooLong(&'static str),
     /// The same thing twice.
     #[error("{0:?} is given twice")]
     Twice(String),

@@ -15,6 +15,9 @@ const DEVICES: &str = "all, none, a count, or selectors such as mlx5_0,link:roce
 const KINDS: [&str; 6] = ["pci", "netdev", "driver", "link", "numa", "rail"];
 /// More adapters than any node has.
 const MOST: u32 = 4096;
+/// Most selectors, and places of a rail. A runtime waits while they are read, and an annotation
+/// may have 256 KiB.
+const MOST_ITEMS: usize = 256;
 
 /// `devices`: `all`, `none`, a count, or a list of selectors.
 pub(super) fn devices(text: &str) -> Result<Devices, Problem> {
@@ -26,6 +29,9 @@ pub(super) fn devices(text: &str) -> Result<Devices, Problem> {
         _ => {}
     }
     let mut selectors: Vec<Selector> = Vec::new();
+    if text.split(',').nth(MOST_ITEMS).is_some() {
+        return Err(Problem::TooLong("256 selectors"));
+    }
     for item in text.split(',').map(str::trim) {
         // The places of a rail are separated by the same comma as selectors are.
         if let (true, Some(Selector::Rail(places))) = (is_number(item), selectors.last_mut()) {

@@ -353,7 +353,7 @@ fn container() -> impl Strategy<Value = Container> {
                         .into_iter()
                         .map(|(destination, kind)| Mount {
                             destination: destination.into(),
-                            source: "/x".into(),
+                            source: "/dev".into(),
                             kind: kind.into(),
                         })
                         .collect(),
