@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::output::{Format, print, render, table};
-use super::root::{RootArgs, Trees};
+use super::root::{Trees, ViewArgs};
 use super::{Error, Exit};
 use crate::daemon::records;
 use crate::doctor::{
@@ -21,17 +21,7 @@ const SHOWN: usize = 6;
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
-    root: RootArgs,
-    /// How to write it: table, json or yaml
-    #[arg(
-        short,
-        long,
-        value_name = "FORMAT",
-        value_enum,
-        default_value_t,
-        hide_possible_values = true
-    )]
-    output: Format,
+    view: ViewArgs,
     /// Name the usual cause of an error text, and check for it (- reads the text from standard input)
     #[arg(long, value_name = "ERROR TEXT", allow_hyphen_values = true, conflicts_with_all = ["list", "checks"])]
     explain: Option<String>,
@@ -55,12 +45,12 @@ pub fn run(args: &DoctorArgs) -> Result<Exit, Error> {
         return Ok(Exit::Success);
     }
     let checks = chosen(&args.checks)?;
-    let trees = args.root.trees()?;
+    let trees = args.view.trees()?;
     if let Some(text) = &args.explain {
-        return explain_text(&trees, text, args.output);
+        return explain_text(&trees, text, args.view.output);
     }
     let report = look(&trees, &checks);
-    let text = match render(args.output, &report)? {
+    let text = match render(args.view.output, &report)? {
         Some(text) => text,
         None => describe(&report) + &summary(&report),
     };

@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::explain::reasons;
-use super::output::{Format, print, render, table};
-use super::root::RootArgs;
+use super::output::{print, render, table};
+use super::root::ViewArgs;
 use super::{Error, Exit};
 use crate::daemon::records::{self, DaemonState, PodRecord, Record, Records, Verdict};
 use crate::doctor;
@@ -19,17 +19,7 @@ pub struct InspectArgs {
     #[arg(value_name = "CONTAINER|POD")]
     name: Option<String>,
     #[command(flatten)]
-    root: RootArgs,
-    /// How to write it: table, json or yaml
-    #[arg(
-        short,
-        long,
-        value_name = "FORMAT",
-        value_enum,
-        default_value_t,
-        hide_possible_values = true
-    )]
-    output: Format,
+    view: ViewArgs,
 }
 
 /// Everything that is known, for programs.
@@ -47,7 +37,7 @@ struct Answer<'a> {
 /// # Errors
 /// The fixture cannot be used, there is no such container, or standard output cannot be written.
 pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
-    let trees = args.root.trees()?;
+    let trees = args.view.trees()?;
     let mut records = records::read_all(&trees.roots);
     let mut unheard = doctor::unheard(&trees.roots);
     if let Some(name) = &args.name {
@@ -65,7 +55,7 @@ pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
         unheard: &unheard,
         unreadable: records.unreadable.iter().map(ToString::to_string).collect(),
     };
-    let text = match render(args.output, &answer)? {
+    let text = match render(args.view.output, &answer)? {
         Some(text) => text,
         None => describe(&records, &unheard, args.name.is_some()),
     };

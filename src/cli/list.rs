@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use super::output::{Format, print, render, table};
-use super::root::RootArgs;
+use super::output::{print, render, table};
+use super::root::ViewArgs;
 use super::{Error, Exit};
 use crate::inventory::{Hca, Home, LinkLayer, Nearness, NetnsMode, Node, NodeType, Port, Role};
 
@@ -13,17 +13,7 @@ use crate::inventory::{Hca, Home, LinkLayer, Nearness, NetnsMode, Node, NodeType
 #[derive(Debug, Args)]
 pub struct ListArgs {
     #[command(flatten)]
-    root: RootArgs,
-    /// How to write it: table, json or yaml
-    #[arg(
-        short,
-        long,
-        value_name = "FORMAT",
-        value_enum,
-        default_value_t,
-        hide_possible_values = true
-    )]
-    output: Format,
+    view: ViewArgs,
     /// Only adapters of this driver (mlx5, efa, erdma, rxe, ...)
     #[arg(long, visible_alias = "provider", value_name = "NAME")]
     driver: Option<String>,
@@ -34,12 +24,12 @@ pub struct ListArgs {
 /// # Errors
 /// The fixture cannot be used, or standard output cannot be written.
 pub fn run(args: &ListArgs) -> Result<Exit, Error> {
-    let trees = args.root.trees()?;
+    let trees = args.view.trees()?;
     let mut node = trees.node();
     if let Some(driver) = &args.driver {
         keep_driver(&mut node, driver);
     }
-    let text = match render(args.output, &node)? {
+    let text = match render(args.view.output, &node)? {
         Some(text) => text,
         None => describe(&node),
     };

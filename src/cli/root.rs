@@ -5,15 +5,26 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Error;
+use super::output::Format;
 use crate::inventory::{self, Node, fixture, rdma_netlink};
 use crate::roots::Roots;
 
-/// Which node.
+/// Which node, and how to tell of it: what the commands that only look have in common.
 #[derive(Debug, Clone, Args)]
-pub struct RootArgs {
+pub struct ViewArgs {
     /// Look at the node in this folder (sys, proc, dev, run, etc) or .tree file, not at this one
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
+    /// How to write it: table, json or yaml
+    #[arg(
+        short,
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true
+    )]
+    pub output: Format,
 }
 
 /// A node's trees, and the folder that a `.tree` file was unpacked into, which goes with it.
@@ -24,7 +35,7 @@ pub struct Trees {
     unpacked: Option<PathBuf>,
 }
 
-impl RootArgs {
+impl ViewArgs {
     /// The trees to look at.
     ///
     /// # Errors

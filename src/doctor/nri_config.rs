@@ -176,17 +176,8 @@ pub fn duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::tree;
     use super::*;
-
-    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = folder.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        folder
-    }
 
     fn read_containerd(files: &[(&str, &str)], whole: bool) -> Result<NriConfig, NriConfigError> {
         let folder = tree(files);

@@ -16,8 +16,8 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::output::{Format, print, render};
-use super::root::{RootArgs, Trees};
+use super::output::{print, render};
+use super::root::{Trees, ViewArgs};
 use super::{Error, Exit, policy_file};
 use crate::daemon::{records, runtime_limits};
 use crate::doctor;
@@ -43,17 +43,7 @@ pub struct ExplainArgs {
     #[arg(value_name = "FILE", required_unless_present = "annotations")]
     file: Option<PathBuf>,
     #[command(flatten)]
-    root: RootArgs,
-    /// How to write it: table, json or yaml
-    #[arg(
-        short,
-        long,
-        value_name = "FORMAT",
-        value_enum,
-        default_value_t,
-        hide_possible_values = true
-    )]
-    output: Format,
+    view: ViewArgs,
     /// An annotation; without a manifest, all that is known of the pod
     #[arg(short, long = "annotation", value_name = "KEY=VALUE", value_parser = pair)]
     annotations: Vec<(String, String)>,
@@ -150,7 +140,7 @@ pub struct Explanation {
 /// # Errors
 /// The manifest, the policy or the fixture cannot be used, or standard output cannot be written.
 pub fn run(args: &ExplainArgs) -> Result<Exit, Error> {
-    let trees = args.root.trees()?;
+    let trees = args.view.trees()?;
     let node = trees.node();
     let policy = match &args.policy {
         Some(path) => policy_file(path)?,
@@ -159,7 +149,7 @@ pub fn run(args: &ExplainArgs) -> Result<Exit, Error> {
     let world = World::new(args, &trees, &node, &policy);
     let explanations: Vec<Explanation> =
         subjects(args)?.into_iter().map(|subject| world.explain(subject)).collect();
-    let text = match render(args.output, &explanations)? {
+    let text = match render(args.view.output, &explanations)? {
         Some(text) => text,
         None => show::describe(&explanations)?,
     };

@@ -66,7 +66,7 @@ fn node(hcas: Vec<Hca>) -> Node {
 }
 
 /// A tree with those files.
-fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+pub fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (path, text) in files {
         let path = folder.path().join(path);
