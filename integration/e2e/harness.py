@@ -312,7 +312,7 @@ def show_logs(marks):
     for mark in marks:
         lines = mark.text().splitlines()
         if mark.path == CONTAINERD_LOG:
-            lines = [x for x in lines if re.search(r'level=(warn|error|fatal)|plugin \\?"|NRI', x)]
+            lines = [x for x in lines if re.search(r"level=(warn|error|fatal)|[0-9]{2}-\w+", x)]
         for line in lines[-20:]:
             tell(f"    {os.path.basename(mark.path)}: {line[:600]}")
 

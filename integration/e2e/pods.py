@@ -166,7 +166,7 @@ def c26_roce_behind_veth_works_with_a_warning(node):
     contains(container.sh("ibv_devinfo"), "PORT_ACTIVE")
     wait_for("a warning that names the adapter", lambda: re.search(
         r"rxe0.*interface|interface.*rxe0", log.text()), 10)
-    contains(node.ctk("inspect"), "interface")
+    contains(node.ctk("inspect", "veth"), "interface")
 
 
 def c26_roce_behind_veth_is_refused_where_required(node):
