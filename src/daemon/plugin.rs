@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -59,6 +60,8 @@ pub struct Daemon {
     pub containers: Arc<Containers>,
     /// Annotations that name containers.
     pub scopes: Scopes,
+    /// Where metrics are to be read, once that is settled.
+    pub metrics_at: OnceLock<SocketAddr>,
     /// Told each time a session begins or ends.
     pub told: tokio::sync::watch::Sender<Option<String>>,
     /// A file that is bound into a container should say something else by now.
@@ -94,6 +97,7 @@ impl Daemon {
             metrics: Arc::default(),
             containers: Arc::default(),
             scopes: Scopes::default(),
+            metrics_at: OnceLock::new(),
             told: tokio::sync::watch::Sender::new(None),
             stale_files: tokio::sync::Notify::new(),
             connection: Mutex::default(),
@@ -159,7 +163,12 @@ impl Daemon {
             request_timeout_ms: millis(configuration.request_timeout),
             registration_timeout_ms: millis(configuration.registration_timeout),
         });
-        self.journal.daemon(DaemonState { runtime: known, connected, ..DaemonState::beginning() });
+        self.journal.daemon(DaemonState {
+            runtime: known,
+            connected,
+            metrics: self.metrics_at.get().copied(),
+            ..DaemonState::beginning()
+        });
         self.metrics.connected.set(i64::from(connected));
         self.told.send_replace(
             configuration.filter(|_| connected).map(|known| known.runtime.to_string()),

@@ -15,6 +15,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -160,6 +161,9 @@ pub struct DaemonState {
     pub connected: bool,
     /// When that last changed, in seconds since 1970.
     pub since: u64,
+    /// Where its metrics are to be read, by HTTP; `None`: nowhere.
+    #[serde(default)]
+    pub metrics: Option<SocketAddr>,
 }
 
 impl DaemonState {
@@ -171,6 +175,7 @@ impl DaemonState {
             runtime: None,
             connected: false,
             since: seconds_since_1970(),
+            metrics: None,
         }
     }
 }

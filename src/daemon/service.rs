@@ -148,6 +148,7 @@ async fn serve(
     events::listen(&daemon.roots, daemon.keeper.clone());
     tokio::spawn(keep_files(Arc::clone(&daemon)));
     if let Listen::At(address) = listen {
+        daemon.metrics_at.get_or_init(|| address);
         tokio::spawn(serve_metrics(Arc::clone(&daemon), address));
     }
     tokio::spawn(tell_systemd(daemon.told.subscribe(), settings.socket));

@@ -49,10 +49,8 @@ const LAG: u64 = 30;
 /// call it no more (a synchronisation that did not finish, a lost connection that nobody noticed).
 pub fn told(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
     let live = context.live()?;
-    let policy = policy::load(context.roots)
-        .map_err(|_| Unable::Absent("the policy cannot be read: see the check `policy`"))?;
-    let address =
-        policy.daemon.metrics.ok_or(Unable::Absent("metrics are switched off in the policy"))?;
+    let state = context.records.daemon.as_ref().ok_or(Unable::Absent("no daemon has served"))?;
+    let address = state.metrics.ok_or(Unable::Absent("the daemon's metrics are switched off"))?;
     let text = live.metrics(address).ok_or(Unable::Absent("no daemon serves metrics"))?;
     let last = last_event(&text).ok_or(Unable::Absent("no call of a runtime has been counted"))?;
     let newest = read_all(context.roots)

@@ -341,7 +341,8 @@ pub fn validator(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
             findings.push(Finding::warn(
                 format!(
                     "{title} cannot require a plugin: containers that are created while rdma-ctk \
-                     is away start without, and the audit names them afterwards"
+                     is away are refused at their start if it is back by then; else they start \
+                     without, and are named afterwards"
                 ),
                 Feature::RequiredPlugins.needs(),
             ));

@@ -323,9 +323,9 @@ impl<'a> World<'a> {
     fn view(&self, network: Network) -> PodView {
         match network {
             Network::Host => PodView::Host,
-            Network::Own(_) | Network::Unknown if self.addresses.is_empty() => PodView::Unknown {
-                reason: "the pod's addresses are not known before it runs (--pod-address)".into(),
-            },
+            Network::Own(_) | Network::Unknown if self.addresses.is_empty() => {
+                PodView::Unknown { reason: "it does not run yet (--pod-address tells them)".into() }
+            }
             Network::Own(_) | Network::Unknown => PodView::Ready(self.told_network()),
         }
     }

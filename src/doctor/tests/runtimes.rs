@@ -17,6 +17,7 @@ fn session(name: &str, version: &str) -> Records {
         runtime: Some(runtime),
         connected: true,
         since: 0,
+        metrics: Some("127.0.0.1:9471".parse().unwrap()),
     };
     Records { daemon: Some(daemon), ..Records::default() }
 }
@@ -208,8 +209,8 @@ fn c63_a_daemon_that_is_not_told_of_containers_is_noticed() {
     let made = fs::metadata(folder.path().join(config)).unwrap().modified().unwrap();
     let made = made.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let look = |metrics: Option<String>| {
-        let (roots, node, records) =
-            (Roots::below(folder.path()), Node::default(), Records::default());
+        let (roots, node) = (Roots::below(folder.path()), Node::default());
+        let records = session("containerd", "2.1.9");
         let door = Door(Errno::EIO, metrics);
         let context = Context { roots: &roots, node: &node, records: &records, live: Some(&door) };
         daemon::told(&context)
