@@ -1,7 +1,7 @@
 //! `rdma-ctk nri`: the daemon.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
@@ -39,6 +39,9 @@ pub struct NriArgs {
     /// The kubelet's folder, whose record of CPU sets is read
     #[arg(long, value_name = "FOLDER", default_value = "/var/lib/kubelet")]
     kubelet: PathBuf,
+    /// Folder that holds sys, proc, dev, run and etc: a fixture, to try out what a runtime would get
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    root: PathBuf,
     /// What is logged: a level, or MODULE=LEVEL with commas between [default: $RDMA_CTK_LOG, or info]
     #[arg(long, value_name = "LEVELS")]
     log: Option<Levels>,
@@ -83,7 +86,7 @@ pub(super) fn run(args: &NriArgs) -> Result<Exit, Error> {
     };
     logging::begin(format, &levels, service::launched_by_runtime())?;
     service::run(Settings {
-        roots: Roots::below(Path::new("/")),
+        roots: Roots::below(&args.root),
         kubelet: args.kubelet.clone(),
         config: args.config.clone(),
         metrics: args.metrics,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::metrics::node::Holder;
 use super::records::{PodName, Record, Verdict};
-use crate::grant::Grant;
+use crate::grant::{Adapter, Grant};
 use crate::inventory::{CpuSet, Node};
 use crate::nri::container::Network;
 use crate::request::Request;
@@ -53,8 +53,9 @@ impl Granted {
                 .collect(),
             cpus: grant.cpus.clone(),
             narrowing: grant.near.as_ref().map(|near| {
+                let bare = |adapter: &Adapter| Adapter { gids: Vec::new(), ..adapter.clone() };
                 Box::new(Grant {
-                    adapters: grant.adapters.clone(),
+                    adapters: grant.adapters.iter().map(bare).collect(),
                     near: Some(near.clone()),
                     ..Grant::default()
                 })
