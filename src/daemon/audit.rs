@@ -4,9 +4,10 @@
 //! The runtime may send what there is in parts, of which the containers of one may belong to pods
 //! of another, so that little is kept of each until the last has come: a node may have thousands.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::gate;
+use super::ids::{Ids, Key};
 use super::records::PodName;
 use crate::nri::Pieces;
 use crate::nri::container::pod;
@@ -18,9 +19,9 @@ use crate::request::{carries_grant, mentions_us};
 #[derive(Debug, Default)]
 pub struct Census {
     /// Sandboxes.
-    pub sandboxes: HashSet<String>,
+    pub sandboxes: Ids,
     /// Containers.
-    pub containers: HashSet<String>,
+    pub containers: Ids,
     /// Pods that mention us.
     mentioning: HashMap<String, PodSandbox>,
     /// Containers that run, of pods that may mention us.
@@ -63,10 +64,15 @@ impl Slipped {
 }
 
 impl Census {
+    /// Nothing told yet.
+    pub fn new(key: &Key) -> Self {
+        Self { sandboxes: Ids::new(key), containers: Ids::new(key), ..Self::default() }
+    }
+
     /// Takes over one part.
     pub fn add(&mut self, pieces: Pieces) {
         for sandbox in pieces.pods {
-            self.sandboxes.insert(sandbox.id.clone());
+            self.sandboxes.insert(&sandbox.id);
             if mentions_us(sandbox.annotations.keys()) {
                 self.mentioning.insert(sandbox.id.clone(), sandbox);
             }
@@ -78,7 +84,7 @@ impl Census {
             );
             let marked = carries_grant(&container.annotations);
             let Container { id, name, pod_sandbox_id: sandbox, linux, .. } = container;
-            self.containers.insert(id.clone());
+            self.containers.insert(&id);
             // Of a pod that is known by now not to mention us, nothing is to be kept.
             let dumb = self.sandboxes.contains(&sandbox) && !self.mentioning.contains_key(&sandbox);
             if runs && !dumb {

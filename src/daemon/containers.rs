@@ -1,11 +1,10 @@
 //! The containers that live and have something to do with us: what each was given, which records
 //! there are, and which containers the runtime has told us of at all.
 
-use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
-use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::ids::{Ids, Key};
 use super::metrics::node::Holder;
 use super::records::{PodName, Record, Verdict};
 use crate::grant::{Adapter, Grant};
@@ -89,10 +88,10 @@ pub struct Asked {
 }
 
 /// The book of containers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Containers {
+    key: Key,
     inner: Mutex<Inner>,
-    hasher: RandomState,
 }
 
 #[derive(Debug, Default)]
@@ -105,11 +104,24 @@ struct Inner {
     /// By sandbox and name: the identifier under which the last refusal is on record. Each try
     /// has another one.
     refused: HashMap<(String, String), String>,
-    /// Hashes of the identifiers of all containers that the runtime has told of.
-    told: HashSet<u64>,
+    /// All containers that the runtime has told of.
+    told: Ids,
+}
+
+impl Default for Containers {
+    fn default() -> Self {
+        let key = Key::default();
+        let inner = Inner { told: Ids::new(&key), ..Inner::default() };
+        Self { key, inner: Mutex::new(inner) }
+    }
 }
 
 impl Containers {
+    /// What the hashes of identifiers depend on.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
     /// Takes over what is on record from before this process.
     pub fn recall(&self, records: Vec<Record>) {
         let mut inner = self.inner();
@@ -132,16 +144,14 @@ impl Containers {
         }
     }
 
-    /// The runtime has told of that container. True: for the first time.
-    pub fn tell(&self, id: &str) -> bool {
-        let hash = self.hasher.hash_one(id);
-        self.inner().told.insert(hash)
+    /// The runtime has told of that container.
+    pub fn tell(&self, id: &str) {
+        self.inner().told.insert(id);
     }
 
-    /// Whether the runtime has told of that container.
-    pub fn was_told(&self, id: &str) -> bool {
-        let hash = self.hasher.hash_one(id);
-        self.inner().told.contains(&hash)
+    /// The runtime has told of these containers. Returned is of how many for the first time.
+    pub fn tell_all(&self, ids: &Ids) -> usize {
+        self.inner().told.absorb(ids)
     }
 
     /// A container was given something. Returned is the identifier of a refusal that is history.
@@ -213,9 +223,8 @@ impl Containers {
     /// A container is gone. True: its record has to go too. A refused one was never there, and its
     /// refusal stays to be asked for as long as its pod.
     pub fn remove(&self, id: &str) -> bool {
-        let hash = self.hasher.hash_one(id);
         let mut inner = self.inner();
-        inner.told.remove(&hash);
+        inner.told.remove(id);
         inner.granted.remove(id);
         inner.excused.remove(id);
         let refused = inner.refused.values().any(|refused| refused == id);
@@ -241,23 +250,22 @@ impl Containers {
 
     /// These containers and pods are all that there are. Returned are the containers whose records
     /// are to stay.
-    pub fn retain(
-        &self,
-        containers: &HashSet<String>,
-        sandboxes: &HashSet<String>,
-    ) -> HashSet<String> {
+    pub fn retain(&self, containers: Ids, sandboxes: &Ids) -> Ids {
         let mut inner = self.inner();
         inner.granted.retain(|id, _| containers.contains(id));
         inner.granted.shrink_to_fit();
         inner.refused.retain(|(sandbox, _), _| sandboxes.contains(sandbox));
         inner.refused.shrink_to_fit();
-        let refused: HashSet<String> = inner.refused.values().cloned().collect();
-        inner.recorded.retain(|id| containers.contains(id) || refused.contains(id));
+        let mut kept = containers.clone();
+        for refused in inner.refused.values() {
+            kept.insert(refused);
+        }
+        inner.recorded.retain(|id| kept.contains(id));
         inner.recorded.shrink_to_fit();
         inner.excused.retain(|id| containers.contains(id));
         inner.excused.shrink_to_fit();
-        inner.told = containers.iter().map(|id| self.hasher.hash_one(id)).collect();
-        inner.recorded.clone()
+        inner.told = containers;
+        kept
     }
 
     /// Who holds which adapter.
@@ -320,8 +328,12 @@ mod tests {
         Granted::new(pod(sandbox), name, &Grant::default())
     }
 
-    fn set(ids: &[&str]) -> HashSet<String> {
-        ids.iter().map(|&id| id.to_owned()).collect()
+    fn set(book: &Containers, ids: &[&str]) -> Ids {
+        let mut set = Ids::new(book.key());
+        for id in ids {
+            set.insert(id);
+        }
+        set
     }
 
     #[test]
@@ -346,11 +358,11 @@ mod tests {
             book.grant(id, granted(sandbox, id));
             book.refuse(&format!("{id}-refused"), &pod(sandbox), "x");
         }
-        let kept = book.retain(&set(&["a", "new"]), &set(&["box"]));
-        assert_eq!(kept, set(&["a", "a-refused"]));
+        let kept = book.retain(set(&book, &["a", "new"]), &set(&book, &["box"]));
+        assert!(kept.contains("a") && kept.contains("a-refused") && !kept.contains("b-refused"));
+        assert!(book.is_recorded("a-refused") && !book.is_recorded("b"));
         assert!(book.granted("b").is_none());
-        assert!(book.was_told("new") && !book.was_told("b"));
-        assert!(!book.tell("new") && book.tell("newer"));
+        assert_eq!(book.tell_all(&set(&book, &["new", "newer"])), 1);
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! The hand that writes records: off the event loop, one after the other, in the order in which
 //! they were handed over.
 
-use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
+use super::ids::Ids;
 use super::records::{DaemonState, PodRecord, Record, RecordError, Store};
 
 /// Entries written by one trip to a blocking thread, at most.
 const BATCH: usize = 64;
+/// What is written down was decided within a call of the runtime: its answer goes out first.
+const LATER: Duration = Duration::from_millis(5);
 /// Times of files are those of the last tick, not of the clock.
 const CLOCK: Duration = Duration::from_secs(1);
 
@@ -30,8 +32,8 @@ enum Entry {
     Daemon(Box<DaemonState>),
     /// Removes what belongs to no container or pod of these.
     Retain {
-        containers: HashSet<String>,
-        pods: HashSet<String>,
+        containers: Ids,
+        pods: Ids,
         at: SystemTime,
     },
     Done(oneshot::Sender<()>),
@@ -76,7 +78,7 @@ impl Journal {
     }
 
     /// Removes what belongs to no container or pod of these: they went while nobody was told.
-    pub fn retain(&self, containers: HashSet<String>, pods: HashSet<String>) {
+    pub fn retain(&self, containers: Ids, pods: Ids) {
         self.hand_over(Entry::Retain { containers, pods, at: SystemTime::now() });
     }
 
@@ -97,6 +99,12 @@ impl Journal {
 async fn write(store: Store, mut receiver: mpsc::UnboundedReceiver<Entry>) {
     let mut batch = Vec::new();
     while receiver.recv_many(&mut batch, BATCH).await > 0 {
+        tokio::time::sleep(LATER).await;
+        while batch.len() < BATCH
+            && let Ok(entry) = receiver.try_recv()
+        {
+            batch.push(entry);
+        }
         let (store, entries) = (store.clone(), std::mem::take(&mut batch));
         let done = tokio::task::spawn_blocking(move || {
             for entry in entries {
@@ -124,7 +132,7 @@ fn put(store: &Store, entry: Entry) -> Result<(), RecordError> {
             // of a container that came meanwhile must stay.
             let before = at - CLOCK;
             there.files.retain(|id| store.files_made(id).is_none_or(|made| made < before));
-            let gone = |ids: Vec<String>, kept: &HashSet<String>| {
+            let gone = |ids: Vec<String>, kept: &Ids| {
                 ids.into_iter().filter(|id| !kept.contains(id)).collect::<Vec<_>>()
             };
             for id in gone([there.containers, there.files].concat(), &containers) {
@@ -196,7 +204,8 @@ mod tests {
         journal.store().write_file("old", &file).unwrap();
         let old = std::fs::File::open(roots.run.join("rdma-ctk/files/old")).unwrap();
         old.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
-        let kept = HashSet::from(["kept".to_owned()]);
+        let mut kept = Ids::default();
+        kept.insert("kept");
         journal.retain(kept.clone(), kept);
         journal.store().write_file("new", &file).unwrap();
         journal.written().await;

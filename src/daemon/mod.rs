@@ -11,6 +11,7 @@ pub mod containers;
 pub mod cpu_manager;
 pub mod events;
 pub mod gate;
+pub mod ids;
 pub mod journal;
 pub mod logging;
 pub mod memory;

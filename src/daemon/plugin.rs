@@ -1,10 +1,9 @@
 //! The daemon as an NRI plugin: the runtime's calls, each counted and timed, and none that blocks.
 
-use std::collections::HashSet;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -68,8 +67,8 @@ pub struct Daemon {
     pub stale_files: tokio::sync::Notify,
     /// What lasts as long as a connection.
     connection: Mutex<Connection>,
-    /// Done when there is a connection for the first time.
-    begun: Once,
+    /// Set when what is on record from before this process has been taken over.
+    recalled: tokio::sync::OnceCell<()>,
 }
 
 #[derive(Debug, Default)]
@@ -101,13 +100,31 @@ impl Daemon {
             told: tokio::sync::watch::Sender::new(None),
             stale_files: tokio::sync::Notify::new(),
             connection: Mutex::default(),
-            begun: Once::new(),
+            recalled: tokio::sync::OnceCell::new(),
         }
     }
 
     /// The session that stands.
     pub(super) fn session(&self) -> Option<Arc<Session>> {
         self.connection().session.clone()
+    }
+
+    /// Takes over what is on record from before this process; once, and whoever comes meanwhile
+    /// waits.
+    async fn recall(&self) {
+        let recall = async || {
+            let roots = self.roots.clone();
+            match tokio::task::spawn_blocking(move || records::read_all(&roots)).await {
+                Ok(found) => {
+                    for problem in &found.unreadable {
+                        warn!("a record from before is lost: {problem}");
+                    }
+                    self.containers.recall(found.containers);
+                }
+                Err(problem) => error!("the records from before are lost: {problem}"),
+            }
+        };
+        self.recalled.get_or_init(recall).await;
     }
 
     /// Does what is to be done now and then: tells of annotations that name no container, and
@@ -192,10 +209,11 @@ impl Daemon {
         let policy = self.policies.now();
         self.pods.retain(&census.sandboxes);
         self.scopes.retain(&census.sandboxes);
-        let kept = self.containers.retain(&census.containers, &census.sandboxes);
+        // Before what is not told of any more is forgotten.
         let slipped = self.slipped(&census, &policy);
-        let files: HashSet<String> = census.containers.into_iter().chain(kept).collect();
-        self.journal.retain(files, census.sandboxes);
+        let Census { containers, sandboxes, .. } = census;
+        let kept = self.containers.retain(containers, &sandboxes);
+        self.journal.retain(kept, sandboxes);
         self.tell_slipped(slipped);
     }
 
@@ -207,16 +225,13 @@ impl Daemon {
 
     /// What a runtime tells that is asked a while after a session began.
     pub(super) fn called_over(&self, census: &Census) {
-        let unseen = census.containers.iter().filter(|id| !self.containers.was_told(id)).count();
+        let unseen = self.containers.tell_all(&census.containers);
         if unseen > 0 {
             warn!(unseen, "there are containers that the runtime has told nothing about");
             self.metrics.unseen.inc_by(unseen as u64);
         }
         let policy = self.policies.now();
         self.tell_slipped(self.slipped(census, &policy));
-        for id in &census.containers {
-            self.containers.tell(id);
-        }
     }
 }
 
@@ -255,14 +270,9 @@ impl std::ops::Deref for NriPlugin {
 impl Plugin for NriPlugin {
     fn connected(&self, runtime: Option<u32>) {
         // Not before: an instance that stands by has another one's records before it until then.
-        self.begun.call_once(|| {
-            let found = records::read_all(&self.roots);
-            for problem in &found.unreadable {
-                warn!("a record from before is lost: {problem}");
-            }
-            self.containers.recall(found.containers);
-            self.journal.daemon(DaemonState::beginning());
-        });
+        // And beside the registration, which is not to wait for it.
+        let daemon = Arc::clone(&self.0);
+        tokio::spawn(async move { daemon.recall().await });
         let limits = runtime.map(|pid| runtime_limits::of_process(&self.roots, pid));
         self.connection().limits = limits.unwrap_or_default();
         self.metrics.sessions.inc();
@@ -283,7 +293,7 @@ impl Plugin for NriPlugin {
             let session = Session::new(&configuration, connection.limits, &self.roots, &policy);
             let session = Arc::new(session);
             connection.session = Some(Arc::clone(&session));
-            connection.census = Census::default();
+            connection.census = Census::new(self.containers.key());
             session
         };
         if session.is_docker() {
@@ -307,6 +317,7 @@ impl Plugin for NriPlugin {
     async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {
         let begun = Instant::now();
         let last = pieces.last;
+        self.recall().await;
         let with_files: Vec<Container> = pieces
             .containers
             .iter()
@@ -316,7 +327,7 @@ impl Plugin for NriPlugin {
         let all = {
             let mut connection = self.connection();
             if pieces.first {
-                connection.census = Census::default();
+                connection.census = Census::new(self.containers.key());
                 connection.resumed.clear();
             }
             connection.resumed.extend(with_files);
@@ -455,7 +466,7 @@ impl Plugin for NriPlugin {
     fn session_ended(&self, end: &SessionEnd) {
         let mut connection = self.connection();
         connection.session = None;
-        connection.census = Census::default();
+        connection.census = Census::new(self.containers.key());
         connection.resumed = Vec::new();
         if let Some(call) = connection.roll_call.take() {
             call.abort();

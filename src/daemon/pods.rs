@@ -4,7 +4,7 @@
 //! later. So the network is read when the sandbox is announced, off the event loop; a container
 //! waits for it a little, and then does without. Pods that do not mention us are not looked at.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 use std::path::PathBuf;
@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tracing::debug;
 
+use super::ids::Ids;
 use super::snapshot::Keeper;
 use crate::inventory::{Node, PodView};
 use crate::nri::container::Network;
@@ -138,7 +139,7 @@ impl Pods {
     }
 
     /// Forgets all pods but these.
-    pub fn retain(&self, sandboxes: &HashSet<String>) {
+    pub fn retain(&self, sandboxes: &Ids) {
         self.pods().retain(|sandbox, _| sandboxes.contains(sandbox));
     }
 
@@ -295,7 +296,7 @@ mod tests {
         while reads.load(Ordering::SeqCst) == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        pods.retain(&HashSet::from(["other".to_owned()]));
+        pods.retain(&Ids::default());
         gate.send(Ok(1)).unwrap();
         tokio::time::sleep(SHORT).await;
         assert!(pods.pods().is_empty());

@@ -52,7 +52,8 @@ async fn call(daemon: NriPlugin) {
             return;
         }
     };
-    let list = Arc::new(List { daemon, census: Mutex::default(), done: Notify::new() });
+    let census = Mutex::new(Census::new(daemon.containers.key()));
+    let list = Arc::new(List { daemon, census, done: Notify::new() });
     let stop = {
         let list = Arc::clone(&list);
         async move { list.done.notified().await }

@@ -2,10 +2,11 @@
 //! else would ever tell. A pod's containers become known one by one, so one waits before saying
 //! that a name was not among them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::ids::Ids;
 use super::records::PodName;
 use crate::request::{mentions_us, unmatched_scopes};
 
@@ -86,7 +87,7 @@ impl Scopes {
     }
 
     /// Forgets all pods but these.
-    pub fn retain(&self, sandboxes: &HashSet<String>) {
+    pub fn retain(&self, sandboxes: &Ids) {
         self.pods().retain(|sandbox, _| sandboxes.contains(sandbox));
     }
 
