@@ -23,7 +23,7 @@ from pathlib import Path
 # --------------------------------------------------------------------------------------
 # What goes into the image.  Changing anything in this block changes the cache key.
 # --------------------------------------------------------------------------------------
-RECIPE = 8                       # bump when the build steps below change their result
+RECIPE = 9                       # bump when the build steps below change their result
 SUITE = "trixie"                 # userland and the "stable" kernel
 NEXT_SUITE = "forky"             # a newer containerd and runc, and the "next" kernel
 IMAGE_SLACK_MIB = 1536           # free space inside the image (it is a sparse file)
@@ -31,7 +31,8 @@ IMAGE_SLACK_MIB = 1536           # free space inside the image (it is a sparse f
 PACKAGES = """
     busybox-static kmod procps iproute2 iputils-ping ethtool util-linux
     rdma-core ibverbs-utils ibverbs-providers rdmacm-utils perftest numactl
-    containerd runc crun podman containernetworking-plugins nftables iptables
+    containerd runc crun podman docker.io docker-cli containernetworking-plugins nftables iptables
+    uidmap fuse-overlayfs slirp4netns passt
     umoci python3-minimal python3-grpcio strace jq bpftool ca-certificates
 """.split()
 
@@ -282,13 +283,16 @@ def image_layer(root: Path, programs) -> bytes:
 
 def oci_archive(out: Path, images):
     """Write one-layer OCI images, given as (name, layer, command), to one archive, as "ctr images
-    import" takes it."""
-    blobs, manifests = {}, []
+    import" and, by the list beside the index, "docker load" take it."""
+    blobs, manifests, listed = {}, [], []
 
     def blob(raw, media):
         digest = hashlib.sha256(raw).hexdigest()
         blobs[digest] = raw
         return {"mediaType": media, "digest": "sha256:" + digest, "size": len(raw)}
+
+    def path(blob):
+        return "blobs/" + blob["digest"].replace(":", "/")
     kind = "application/vnd.oci.image."
     for name, layer, cmd in images:
         lay = blob(layer, kind + "layer.v1.tar")
@@ -303,10 +307,12 @@ def oci_archive(out: Path, images):
         man["annotations"] = {"io.containerd.image.name": name,
                               "org.opencontainers.image.ref.name": name}
         manifests.append(man)
+        listed.append({"RepoTags": [name], "Config": path(conf), "Layers": [path(lay)]})
     with tarfile.open(out, "w") as tar:
         add_bytes(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
         add_bytes(tar, "index.json",
                   json.dumps({"schemaVersion": 2, "manifests": manifests}).encode())
+        add_bytes(tar, "manifest.json", json.dumps(listed).encode())
         for digest, raw in blobs.items():
             add_bytes(tar, "blobs/sha256/" + digest, raw)
 
