@@ -20,5 +20,7 @@ pub mod netns;
 #[cfg(feature = "nri")]
 pub mod nri;
 pub mod policy;
+pub mod records;
 pub mod request;
+pub mod rootfs;
 pub mod roots;

@@ -15,17 +15,44 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("request", &["inventory", "policy"]),
     ("policy", &["inventory", "request", "roots"]),
     ("grant", &["inventory", "request", "policy"]),
+    // What was decided, on disk; and a look into a container's root.
+    ("records", &["grant", "request", "roots"]),
+    ("rootfs", &[]),
     // An adjustment is made of the protocol's messages.
     ("edit", &["grant", "request", "inventory", "policy", "nri"]),
     ("nri", &["grant", "request", "inventory", "policy", "netlink", "roots"]),
     (
         "daemon",
-        &["edit", "grant", "inventory", "netlink", "netns", "nri", "policy", "request", "roots"],
+        &[
+            "edit",
+            "grant",
+            "inventory",
+            "netlink",
+            "netns",
+            "nri",
+            "policy",
+            "records",
+            "request",
+            "roots",
+        ],
     ),
     ("netns", &["inventory", "netlink", "roots", "grant"]),
     ("configure", &["roots"]),
     // The check-up asks everybody, and nobody asks it but the command.
-    ("doctor", &["configure", "daemon", "grant", "inventory", "nri", "policy", "request", "roots"]),
+    (
+        "doctor",
+        &[
+            "configure",
+            "daemon",
+            "grant",
+            "inventory",
+            "nri",
+            "policy",
+            "request",
+            "rootfs",
+            "roots",
+        ],
+    ),
     (
         "cli",
         &[

@@ -19,14 +19,15 @@ pub mod metrics;
 pub mod plugin;
 pub mod pods;
 pub mod policies;
-pub mod records;
 mod resume;
 mod roll_call;
-pub mod runtime_limits;
 pub mod scopes;
 pub mod service;
 pub mod session;
 pub mod snapshot;
+
+pub use crate::inventory::runtime_limits;
+pub use crate::records;
 
 #[cfg(test)]
 mod tests;

@@ -4,9 +4,9 @@ use std::fs;
 
 use super::bundles::{Bundle, read_all};
 use super::memory::size;
-use super::rootfs::Rootfs;
 use super::{Context, Finding, Unable};
 use crate::daemon::runtime_limits::memlock as memlock_of;
+use crate::rootfs::Rootfs;
 use crate::roots::Roots;
 
 /// Below this, not even a queue of usual size can be registered.

@@ -22,7 +22,6 @@ mod nri_config;
 mod place;
 mod ports;
 mod processes;
-mod rootfs;
 mod runtime;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 
 mod address;
 mod attribute;
+pub mod cgroup;
 mod chardev;
 pub mod cpuset;
 mod driver;
@@ -24,6 +25,7 @@ pub mod pod;
 pub mod rdma_netlink;
 mod role;
 pub mod rtnetlink;
+pub mod runtime_limits;
 mod sysfs;
 #[cfg(test)]
 mod tests;

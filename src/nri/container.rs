@@ -3,13 +3,13 @@
 //! Only the cgroup's CPUs are read from the node ([`parent_cpus`]); all else is what the runtime
 //! has sent, and what it does not send is unknown, never assumed.
 
-use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use super::proto::{Container, LinuxNamespace, LinuxResources, PodSandbox};
 use super::version::{Feature, Runtime};
-use crate::inventory::{CpuSet, Node};
+pub use crate::inventory::runtime_limits::RuntimeLimits;
+use crate::inventory::{CpuSet, Node, cgroup};
 use crate::request::{self, Can, Carrier, CarrierPath, Device, Limit, Mount, Pod, carries_grant};
 use crate::roots::Roots;
 
@@ -17,15 +17,6 @@ use crate::roots::Roots;
 const CDI_ANNOTATION: &str = "cdi.k8s.io/";
 /// The limit that this is all about.
 const MEMLOCK: &str = "RLIMIT_MEMLOCK";
-
-/// What the runtime's own process may lock and raise; containers inherit the first.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RuntimeLimits {
-    /// Its soft limit of locked memory in bytes (`u64::MAX` is none); `None`: unknown.
-    pub memlock: Option<u64>,
-    /// The limit to which it may raise a container's: `None` is any.
-    pub ceiling: Option<u64>,
-}
 
 /// Where a pod's network is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -244,53 +235,7 @@ pub fn parent_cpus(
 ) -> io::Result<Option<CpuSet>> {
     let parent = sandbox.linux.as_ref().map(|linux| linux.cgroup_parent.as_str());
     let own = container.linux.as_ref().map(|linux| linux.cgroups_path.as_str());
-    let Some(group) = parent
-        .filter(|parent| !parent.is_empty())
-        .map(group_path)
-        .or_else(|| own.filter(|own| !own.is_empty()).map(parent_of))
-        .filter(|group| plain(group))
-    else {
-        return Ok(None);
-    };
-    let root = roots.sys.join("fs/cgroup");
-    for (hierarchy, file) in
-        [(root.clone(), "cpuset.cpus.effective"), (root.join("cpuset"), "cpuset.effective_cpus")]
-    {
-        // A group without the controller has the CPUs of the nearest ancestor that has it.
-        for group in group.ancestors() {
-            match fs::read_to_string(hierarchy.join(group).join(file)) {
-                Ok(list) => return Ok(list.parse().ok().filter(|set: &CpuSet| !set.is_empty())),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// A pod's group below the hierarchy's root: a path, or the last part of a systemd slice's, whose
-/// name tells its ancestors.
-fn group_path(parent: &str) -> PathBuf {
-    let parent = parent.trim_start_matches('/');
-    let Some(name) = parent.strip_suffix(".slice").filter(|name| !name.contains('/')) else {
-        return parent.into();
-    };
-    let mut path = PathBuf::new();
-    let dashes = name.match_indices('-').map(|(at, _)| at);
-    for end in dashes.chain([name.len()]) {
-        path.push(format!("{}.slice", &name[..end]));
-    }
-    path
-}
-
-/// The group around a container's: `SLICE:PREFIX:ID` or a path.
-fn parent_of(own: &str) -> PathBuf {
-    match own.split_once(':') {
-        Some((slice, _)) => group_path(slice),
-        None => {
-            Path::new(own.trim_start_matches('/')).parent().map(PathBuf::from).unwrap_or_default()
-        }
-    }
+    cgroup::parent_cpus(roots, parent.unwrap_or_default(), own.unwrap_or_default())
 }
 
 /// Whether a path leads nowhere but down.
@@ -301,6 +246,7 @@ fn plain(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::fs;
 
     use super::*;
     use crate::nri::proto::{
@@ -481,24 +427,6 @@ mod tests {
         assert_eq!(seen.env, [("A".into(), "b=c".into()), ("D".into(), String::new())]);
         let uverbs = Device { path: "/dev/infiniband/uverbs0".into(), major: 231, minor: 192 };
         assert_eq!(seen.devices, [uverbs]);
-    }
-
-    #[test]
-    fn a_slices_name_tells_its_path() {
-        for (parent, path) in [
-            (
-                "kubepods-burstable-pod12_34.slice",
-                "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_34.slice",
-            ),
-            ("/kubepods.slice/kubepods-pod1.slice", "kubepods.slice/kubepods-pod1.slice"),
-            ("/kubepods/burstable/pod1", "kubepods/burstable/pod1"),
-            ("system.slice", "system.slice"),
-        ] {
-            assert_eq!(group_path(parent), Path::new(path), "{parent}");
-        }
-        assert_eq!(parent_of("a-b.slice:cri-containerd:id"), Path::new("a.slice/a-b.slice"));
-        assert_eq!(parent_of("/k8s.io/id"), Path::new("k8s.io"));
-        assert_eq!(parent_of("id"), Path::new(""));
     }
 
     #[test]

@@ -5,8 +5,16 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::nri::container::RuntimeLimits;
 use crate::roots::Roots;
+
+/// What the runtime's own process may lock and raise; containers inherit the first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RuntimeLimits {
+    /// Its soft limit of locked memory in bytes (`u64::MAX` is none); `None`: unknown.
+    pub memlock: Option<u64>,
+    /// The limit to which it may raise a container's: `None` is any.
+    pub ceiling: Option<u64>,
+}
 
 /// `CAP_SYS_RESOURCE` (`linux/capability.h`), with which limits may be raised above the hard one.
 const CAP_SYS_RESOURCE: u32 = 24;
