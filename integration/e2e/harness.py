@@ -211,7 +211,7 @@ class Node:
     """containerd and the daemon, and what the cases of a batch share."""
 
     def __init__(self):
-        self.daemon = None
+        self.daemon, self.wanted = None, False
         self.pods = {}
 
     # containerd
@@ -238,6 +238,7 @@ class Node:
     def daemon_up(self, *options, under=()):
         """Start the daemon and wait until the runtime has it."""
         log = Log(CONTAINERD_LOG)
+        self.wanted = True
         self.daemon = self.spawn(*options, under=under)
         self.wait_registered(log)
 
@@ -250,7 +251,9 @@ class Node:
         wait_for("registration of the plugin", seen, seconds)
 
     def ensure_up(self):
-        """Make good what a failed case has left: the daemon runs, and runs on."""
+        """Make good what a failed case has left: the daemon runs, and runs on, if there was one."""
+        if not self.wanted:
+            return
         if self.daemon is None or self.daemon.poll() is not None:
             self.daemon_up()
         else:

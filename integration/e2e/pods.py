@@ -227,16 +227,20 @@ def c11_without_rdma_cm_the_rest_is_given_with_a_warning(node):
 
 def adapters_that_come_change_their_name_and_go_are_known(node):
     command("ip", "link", "add", "card9", "type", "dummy")
-    command("ip", "addr", "add", "10.99.0.1/24", "dev", "card9")
-    command("ip", "link", "set", "card9", "up")
-    command("rdma", "link", "add", "rxe9", "type", "rxe", "netdev", "card9")
-    container = Pod("came", {"devices": "rxe9"}).run("main")
-    equal(sorted(container.sh("ls /dev/infiniband").split()), ["rdma_cm", "uverbs1"], "the nodes")
-    contains(container.sh("ibv_devinfo -d rxe9"), "PORT_ACTIVE")
-    command("rdma", "dev", "set", "rxe9", "name", "renamed9")
-    contains(Pod("renamed", {"devices": "renamed9"}).run("main").sh("env"), "renamed9:1")
-    command("rdma", "link", "del", "renamed9")
-    contains(Pod("gone", {"devices": "renamed9"}).refusal(), "rdma-ctk: ", "renamed9", "rxe0")
+    try:
+        command("ip", "addr", "add", "10.99.0.1/24", "dev", "card9")
+        command("ip", "link", "set", "card9", "up")
+        command("rdma", "link", "add", "rxe9", "type", "rxe", "netdev", "card9")
+        container = Pod("came", {"devices": "rxe9"}).run("main")
+        equal(sorted(container.sh("ls /dev/infiniband").split()), ["rdma_cm", "uverbs1"],
+              "the nodes")
+        contains(container.sh("ibv_devinfo -d rxe9"), "PORT_ACTIVE")
+        command("rdma", "dev", "set", "rxe9", "name", "renamed9")
+        contains(Pod("renamed", {"devices": "renamed9"}).run("main").sh("env"), "renamed9:1")
+        command("rdma", "link", "del", "renamed9")
+        contains(Pod("gone", {"devices": "renamed9"}).refusal(), "rdma-ctk: ", "renamed9", "rxe0")
+    finally:
+        command("ip", "link", "del", "card9")     # and with it the adapter, whatever its name is
 
 
 # -- neighbours -----------------------------------------------------------------------------

@@ -1,24 +1,26 @@
 """RoCE with an interface in the pod, on the kernel whose soft-RoCE works in network namespaces.
 
-A chained CNI plugin puts an adapter on the interface of each pod that has a network of its own, as
-macvlan or SR-IOV would give it one.
+A chained CNI plugin puts an adapter on the macvlan interface of each pod that has a network of its
+own, as SR-IOV would give it one. Not on a veth: the addresses of those stand for nobody's GIDs.
 """
 import json
 import shutil
 import threading
 
-from harness import Pod, contains, cri, equal, lacks, wait_for, write
+from harness import Pod, command, contains, cri, equal, lacks, wait_for, write
 
 
 NETWORK = {
     "cniVersion": "0.4.0", "name": "roce", "plugins": [
-        {"type": "bridge", "bridge": "cni1", "isGateway": True, "ipam": {
+        {"type": "macvlan", "master": "wire", "mode": "bridge", "ipam": {
             "type": "host-local", "ranges": [[{"subnet": "10.89.0.0/16"}]]}},
         {"type": "cni-rxe"}]}
 
 
 def prepare(node):
     shutil.copy("/mnt/e2e/cni-rxe", "/usr/lib/cni/cni-rxe")
+    command("ip", "link", "add", "wire", "type", "dummy")
+    command("ip", "link", "set", "wire", "up")
     write("/etc/cni/net.d/05-roce.conflist", json.dumps(NETWORK))   # the first one is taken
     node.containerd_up()
     node.daemon_up()

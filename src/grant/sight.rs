@@ -1,7 +1,7 @@
 //! Addresses and GID tables, laid out for looking up: a table has hundreds of slots, a node may
 //! have hundreds of tables, and the runtime waits.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use crate::inventory::{Gid, Hca, Interface, Node, PodView, Port};
@@ -19,7 +19,10 @@ pub(super) struct Sight<'a> {
 
 impl<'a> Sight<'a> {
     pub(super) fn of(node: &'a Node, pod: &'a PodView) -> Self {
-        let host = Addresses::of(&node.interfaces);
+        // The host's own interfaces may be of any kind where an adapter says that it is on them.
+        let ports = node.hcas.iter().flat_map(|hca| &hca.ports);
+        let bearers: HashSet<&str> = ports.filter_map(|port| port.netdev.as_deref()).collect();
+        let host = Addresses::of(&node.interfaces, &bearers);
         match pod {
             PodView::Host => Self { own: host.clone(), host, ..Self::default() },
             PodView::Ready(network) => {
@@ -28,7 +31,7 @@ impl<'a> Sight<'a> {
                 };
                 let read = network.gids.iter().filter(|table| !table.gids.is_empty());
                 Self {
-                    own: Addresses::of(&network.interfaces),
+                    own: Addresses::of(&network.interfaces, &HashSet::new()),
                     host,
                     // Of two tables for one port the first counts.
                     tables: read.rev().map(table).collect(),
@@ -64,7 +67,8 @@ pub(super) struct Held<'a> {
 }
 
 impl<'a> Addresses<'a> {
-    fn of(interfaces: &'a [Interface]) -> Self {
+    /// Of interfaces, of which those by the names of `bearers` are known to have an adapter.
+    fn of(interfaces: &'a [Interface], bearers: &HashSet<&str>) -> Self {
         let held = |interface: &'a Interface| {
             let addresses = interface.addresses.iter();
             let real = addresses.filter(|(at, _)| !at.is_loopback() && !at.is_unspecified());
@@ -77,10 +81,12 @@ impl<'a> Addresses<'a> {
             })
         };
         // No address of these becomes a GID, and anybody may give them any: one that is equal to a
-        // GID's stands for somebody else's.
+        // GID's stands for somebody else's. Unless soft-RoCE was put on one.
         let carries = |interface: &&Interface| {
             let kind = interface.kind.as_deref();
-            interface.name != "lo" && !matches!(kind, Some("veth" | "dummy" | "tun"))
+            interface.name != "lo"
+                && (!matches!(kind, Some("veth" | "dummy" | "tun"))
+                    || bearers.contains(interface.name.as_str()))
         };
         let mut all: Vec<Held<'a>> = interfaces.iter().filter(carries).flat_map(held).collect();
         // Stable: of several interfaces with one address the first comes first.
@@ -110,14 +116,18 @@ mod tests {
             interface("lo", "-", &["127.0.0.1/8", "::1/128"]),
             interface("net1", "macvlan", &["10.1.0.7/24", "fd93::12/64"]),
             interface("net2", "macvlan", &["10.1.0.7/16", "10.1.0.6/24"]),
+            interface("dummy0", "dummy", &["10.1.0.8/24"]),
+            interface("dummy1", "dummy", &["10.1.0.9/24"]),
         ];
-        let addresses = Addresses::of(&interfaces);
+        let addresses = Addresses::of(&interfaces, &HashSet::from(["dummy1"]));
         for (gid, holder) in [
             ("0 v2 ::ffff:10.1.0.7 net2", Some(("net2", 16))),
             ("0 v2 ::ffff:10.1.0.7 net9", Some(("net1", 24))),
             ("0 v2 ::ffff:10.1.0.6 net1", Some(("net2", 24))),
             ("0 v2 fd93::12 net1", Some(("net1", 64))),
             ("0 v2 fd93::13 net1", None),
+            ("0 v2 ::ffff:10.1.0.8 dummy0", None),
+            ("0 v2 ::ffff:10.1.0.9 dummy1", Some(("dummy1", 24))),
             ("0 v2 ::ffff:127.0.0.1 lo", None),
             ("0 v2 ::1 lo", None),
             ("0 v2 :: lo", None),

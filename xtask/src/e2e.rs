@@ -16,10 +16,14 @@ use anyhow::{Context, bail};
 use crate::machine;
 use crate::test::{Options, Tally};
 
-/// The containerd whose NRI has validation, sysctls and visible limits, built with Go.
+/// A program that Debian does not have, built with Go: its name and version.
+type Tool = (&'static str, &'static str);
+
+/// The containerd whose NRI has validation, sysctls and visible limits.
 const NEWER: &str = "2.4.2";
-/// The official CRI client, likewise.
-const CRICTL: &str = "1.37.0";
+const CONTAINERD: Tool = ("containerd", NEWER);
+/// The official CRI client.
+const CRICTL: Tool = ("crictl", "1.37.0");
 
 /// One boot.
 struct Batch {
@@ -28,81 +32,60 @@ struct Batch {
     about: &'static str,
     /// Options of `vm run`.
     machine: &'static [&'static str],
-    /// The host must have a Go toolchain, unless what it builds is in the cache.
-    go: bool,
+    /// For these the host must have a Go toolchain, unless they are in the cache.
+    tools: &'static [Tool],
     long: bool,
 }
 
+impl Batch {
+    /// One that needs nothing but the machine with these options.
+    const fn new(
+        name: &'static str,
+        about: &'static str,
+        machine: &'static [&'static str],
+    ) -> Self {
+        Self { name, about, machine, tools: &[], long: false }
+    }
+}
+
 const BATCHES: &[Batch] = &[
+    Batch::new("units", "the unit tests that want a kernel with RDMA", &["--nodes=2", "--nics=2"]),
+    Batch::new("pods", "what pods get and do not get, on containerd 2.1", &["--containerd=2"]),
+    Batch::new(
+        "outage",
+        "the plugin or the runtime killed, stopped, restarted",
+        &["--containerd=2"],
+    ),
+    Batch::new("older", "containerd 1.7, external and pre-installed", &["--containerd=1"]),
+    Batch::new(
+        "numa",
+        "two NUMA nodes with a card each",
+        &["--containerd=2", "--nodes=2", "--nics=2"],
+    ),
+    Batch::new(
+        "roce",
+        "RoCE adapters on the pods' own interfaces, on kernel 7.2",
+        &["--kernel=next"],
+    ),
     Batch {
-        name: "pods",
-        about: "what pods get and do not get, on containerd 2.1",
-        machine: &["--containerd=2"],
-        go: false,
-        long: false,
+        tools: &[CONTAINERD, CRICTL],
+        ..Batch::new(
+            "newer",
+            "containerd 2.4: validation, required plugins, visible limits",
+            &["--containerd", NEWER],
+        )
     },
+    Batch { long: true, ..Batch::new("pair", "pods on two nodes", &["--guests=2"]) },
+    Batch::new(
+        "transport",
+        "our frames, deadlines and reconnections with containerd 2.1",
+        &["--containerd=2"],
+    ),
+    Batch::new("transport_17", "likewise with containerd 1.7", &["--containerd=1"]),
     Batch {
-        name: "outage",
-        about: "the plugin or the runtime killed, stopped, restarted",
-        machine: &["--containerd=2"],
-        go: false,
-        long: false,
-    },
-    Batch {
-        name: "older",
-        about: "containerd 1.7, external and pre-installed",
-        machine: &["--containerd=1"],
-        go: false,
-        long: false,
-    },
-    Batch {
-        name: "numa",
-        about: "two NUMA nodes with a card each",
-        machine: &["--containerd=2", "--nodes=2", "--nics=2"],
-        go: false,
-        long: false,
-    },
-    Batch {
-        name: "roce",
-        about: "RoCE adapters on the pods' own interfaces, on kernel 7.2",
-        machine: &["--kernel=next"],
-        go: false,
-        long: false,
-    },
-    Batch {
-        name: "newer",
-        about: "containerd 2.4: validation, required plugins, visible limits",
-        machine: &["--containerd", NEWER],
-        go: true,
-        long: false,
-    },
-    Batch {
-        name: "pair",
-        about: "pods on two nodes",
-        machine: &["--guests=2"],
-        go: false,
+        tools: &[CONTAINERD],
         long: true,
-    },
-    Batch {
-        name: "transport",
-        about: "our frames, deadlines and reconnections with containerd 2.1",
-        machine: &["--containerd=2"],
-        go: false,
-        long: false,
-    },
-    Batch {
-        name: "transport_17",
-        about: "likewise with containerd 1.7",
-        machine: &["--containerd=1"],
-        go: false,
-        long: false,
-    },
-    Batch {
-        name: "transport_24",
-        about: "likewise with containerd 2.4",
-        machine: &["--containerd", NEWER],
-        go: true,
-        long: true,
+        ..Batch::new("transport_24", "likewise with containerd 2.4", &["--containerd", NEWER])
     },
 ];
 
@@ -112,7 +95,7 @@ const TIME_LIMIT: &str = "--timeout=1200";
 /// The names, for the help.
 pub fn print_batches() {
     for batch in BATCHES {
-        println!("  {:<8} {}{}", batch.name, batch.about, if batch.long { " (long)" } else { "" });
+        println!("  {:<12} {}{}", batch.name, batch.about, if batch.long { " (long)" } else { "" });
     }
 }
 
@@ -170,11 +153,21 @@ fn run_batch(batch: &Batch, programs: &Path, options: &Options) -> Tally {
         tally
     };
     let mut machine: Vec<String> = batch.machine.iter().map(|&option| option.into()).collect();
-    if batch.go {
-        match machine::go_tool("containerd", NEWER).and_then(|_| machine::go_tool("crictl", CRICTL))
-        {
-            Ok(folder) => machine.push(format!("--share=crictl={}", folder.display())),
+    for &(tool, version) in batch.tools {
+        match machine::go_tool(tool, version) {
+            // "vm" shares the containerd that it is to use by itself.
+            Ok(_) if (tool, version) == CONTAINERD => (),
+            Ok(folder) => machine.push(format!("--share={tool}={}", folder.display())),
             Err(error) => return cannot(&format!("{error:#}; that wants Go and its modules")),
+        }
+    }
+    if name == "units" {
+        match machine::unit_tests() {
+            Ok((folder, program)) => {
+                machine.push(format!("--share=units={}", folder.display()));
+                machine.push(format!("--env=CTK_UNITS=/mnt/units/{program}"));
+            }
+            Err(error) => return cannot(&format!("{error:#}")),
         }
     }
     let mut outcome = boot(batch, &machine, programs, options);

@@ -27,6 +27,26 @@ pub fn build() -> anyhow::Result<PathBuf> {
     Ok(target.join("release"))
 }
 
+/// The program of the unit tests, built as `cargo test` builds it: its folder and its name there.
+pub fn unit_tests() -> anyhow::Result<(PathBuf, String)> {
+    let arguments = ["test", "--workspace", "--lib", "--no-run", "--message-format=json"];
+    let output = cargo(&arguments).stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        bail!("the unit tests cannot be built");
+    }
+    let messages = String::from_utf8(output.stdout)?;
+    let program = messages.lines().find_map(executable).context("cargo names no unit tests")?;
+    let name = program.file_name().context("no file name")?.to_string_lossy().into_owned();
+    Ok((program.parent().context("no folder")?.to_owned(), name))
+}
+
+/// The path in cargo's message about the unit tests of the package itself.
+fn executable(message: &str) -> Option<PathBuf> {
+    let ours = message.contains(r#""name":"rdma_ctk""#) && message.contains(r#""test":true}"#);
+    let (_, rest) = message.split_once(r#""executable":""#).filter(|_| ours)?;
+    Some(PathBuf::from(rest.split_once('"')?.0))
+}
+
 /// The folder of a program that Debian does not have, built with Go unless that was done before.
 pub fn go_tool(tool: &str, version: &str) -> anyhow::Result<PathBuf> {
     let mut command = Command::new(root().join("integration/go-tools"));
