@@ -49,7 +49,7 @@ impl Batch {
 }
 
 const BATCHES: &[Batch] = &[
-    Batch::new("units", "the unit tests that want a kernel with RDMA", &["--nodes=2", "--nics=2"]),
+    Batch::new("units", "the unit tests that want a kernel with RDMA", &["--nodes=2"]),
     Batch::new("pods", "what pods get and do not get, on containerd 2.1", &["--containerd=2"]),
     Batch::new(
         "outage",
