@@ -4,6 +4,8 @@
 //! (what the admin allows) go into `grant::decide`, which answers with a [`grant::Grant`] or a
 //! refusal; `edit` translates a grant into what a runtime understands.
 
+#[cfg(any(feature = "cli", feature = "nri"))]
+pub mod cdi;
 #[cfg(all(feature = "cli", feature = "nri"))]
 pub mod cli;
 #[cfg(feature = "cli")]

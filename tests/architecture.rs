@@ -21,9 +21,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // An adjustment is made of the protocol's messages.
     ("edit", &["grant", "request", "inventory", "policy", "nri"]),
     ("nri", &["grant", "request", "inventory", "policy", "netlink", "roots"]),
+    ("cdi", &["edit", "inventory", "policy", "roots"]),
     (
         "daemon",
         &[
+            "cdi",
             "edit",
             "grant",
             "inventory",
@@ -42,6 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "doctor",
         &[
+            "cdi",
             "configure",
             "daemon",
             "grant",
@@ -56,6 +59,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
+            "cdi",
             "configure",
             "daemon",
             "doctor",

@@ -427,3 +427,45 @@ fn help_is_short_and_exact() {
     }
     insta::assert_snapshot!(text);
 }
+
+#[test]
+fn cdi_shows_the_file_of_a_node_and_its_limits() {
+    let (code, text) = on_fixture("soft-roce.tree", &["cdi", "generate"]);
+    assert_eq!(code, 0);
+    insta::assert_snapshot!(text);
+    let (code, text) = on_fixture("none.tree", &["cdi", "generate"]);
+    assert_eq!(code, 1);
+    assert!(text.contains("no adapter can be given"), "{text}");
+}
+
+#[test]
+fn c79_cdi_validate_judges_the_file_beside_the_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    rdma_ctk::inventory::fixture::unpack(&fixture("soft-roce.tree"), root).unwrap();
+    let at = root.to_str().unwrap();
+    let validate = || {
+        let (code, text) = answer(&rdma_ctk(&["cdi", "validate", "--root", at]));
+        (code, text.replace(at, ""))
+    };
+    let file = root.join("run/cdi/rdma-ctk.io-hca.json");
+    let (code, text) = validate();
+    assert_eq!(
+        (code, text.as_str()),
+        (5, "/run/cdi/rdma-ctk.io-hca.json: there is no CDI file, and 2 devices could be in it\n")
+    );
+    let output = file.to_str().unwrap();
+    let written = rdma_ctk(&["cdi", "generate", "--root", at, "--output", output]);
+    assert!(written.status.success());
+    let (code, text) = validate();
+    assert_eq!(
+        (code, text.as_str()),
+        (0, "/run/cdi/rdma-ctk.io-hca.json: is valid and up to date\n")
+    );
+    let (_, listed) = answer(&rdma_ctk(&["cdi", "list", "--root", at]));
+    insta::assert_snapshot!(listed.replace(at, ""));
+    std::fs::remove_file(root.join("dev/infiniband/uverbs0")).unwrap();
+    let (code, text) = validate();
+    assert_eq!(code, 5);
+    assert!(text.contains("/dev/infiniband/uverbs0 is missing"), "{text}");
+}

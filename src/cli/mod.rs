@@ -1,6 +1,7 @@
 //! The commands that a person types, one file each. A command reads its arguments, calls what does
 //! the work, and words the answer.
 
+mod cdi;
 mod config;
 mod configure;
 mod doctor;
@@ -47,6 +48,7 @@ enum Command {
     Explain(Box<explain::ExplainArgs>),
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
+    Cdi(cdi::CdiArgs),
     Config(config::ConfigArgs),
     Configure(configure::ConfigureArgs),
     Nri(nri::NriArgs),
@@ -136,6 +138,12 @@ pub enum Error {
     /// A configuration cannot be written or taken back.
     #[error(transparent)]
     Apply(#[from] crate::configure::ApplyError),
+    /// The CDI file cannot be made.
+    #[error(transparent)]
+    Cdi(#[from] crate::cdi::KeepError),
+    /// `cdi generate` to a file, with nothing to put into it.
+    #[error("no adapter can be given, and a CDI file without a device is an invalid one")]
+    NoCdiDevice,
     /// `doctor CHECK` of a check that there is not.
     #[error("no check is called {name:?}; there are: {known}")]
     NoCheck {
@@ -158,6 +166,7 @@ pub fn run(cli: &Cli) -> Result<Exit, Error> {
         Command::List(args) => list::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Cdi(args) => cdi::run(args),
         Command::Config(args) => config::run(args),
         Command::Configure(args) => configure::run(args),
         Command::Doctor(args) => doctor::run(args),

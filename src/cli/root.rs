@@ -1,6 +1,6 @@
 //! `--root`: the node to look at, the one underneath or a fixture.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -41,7 +41,17 @@ impl ViewArgs {
     /// # Errors
     /// What was named is neither a folder nor a fixture text, or it cannot be unpacked.
     pub fn trees(&self) -> Result<Trees, Error> {
-        let Some(path) = &self.root else {
+        Trees::of(self.root.as_deref())
+    }
+}
+
+impl Trees {
+    /// The trees in that folder or fixture text; of this node without one.
+    ///
+    /// # Errors
+    /// What was named is neither a folder nor a fixture text, or it cannot be unpacked.
+    pub fn of(root: Option<&Path>) -> Result<Self, Error> {
+        let Some(path) = root else {
             return Ok(Trees { roots: Roots::below("/".as_ref()), unpacked: None });
         };
         if path.is_dir() {
@@ -55,9 +65,7 @@ impl ViewArgs {
         fixture::unpack(path, &folder)?;
         Ok(trees)
     }
-}
 
-impl Trees {
     /// What the node has. RDMA netlink is asked on the running node only; if it does not answer,
     /// that is one of the remarks.
     pub fn node(&self) -> Node {

@@ -7,6 +7,7 @@
 
 mod admission;
 pub mod audit;
+pub mod cdi;
 pub mod containers;
 pub mod cpu_manager;
 pub mod events;

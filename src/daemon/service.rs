@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 use sd_notify::NotifyState;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use super::journal::Journal;
@@ -21,7 +21,7 @@ use super::pods::Pods;
 use super::policies::{Policies, Source};
 use super::records::{RecordError, Store};
 use super::snapshot::Keeper;
-use super::{events, memory};
+use super::{cdi, events, memory};
 use crate::inventory::{self, Node, rdma_netlink};
 use crate::netns;
 use crate::nri::{self, Identity, IdentityError, LaunchError, Launched, Options, RunError};
@@ -138,9 +138,13 @@ async fn serve(
     let (mut hangup, stop) = signals()?;
 
     let keeping = Arc::clone(&daemon);
+    let cdi_due = Arc::new(Notify::new());
+    tokio::spawn(cdi::run(Arc::clone(&daemon), Arc::clone(&cdi_due)));
+    let read = Arc::clone(&cdi_due);
     tokio::spawn(async move {
         let tidy = || {
             keeping.tidy();
+            read.notify_one();
             memory::give_back();
         };
         keeping.keeper.run(tidy).await;
@@ -160,6 +164,7 @@ async fn serve(
             if !reloading.policies.reload() {
                 reloading.metrics.policy_errors.inc();
             }
+            cdi_due.notify_one();
             notify(&[NotifyState::Ready]);
         }
     });

@@ -328,4 +328,4 @@ impl Notes {
 #[cfg(test)]
 pub(crate) mod proptests;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

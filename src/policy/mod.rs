@@ -46,6 +46,8 @@ pub struct Policy {
     pub sandboxes: Sandboxes,
     /// The daemon itself.
     pub daemon: Daemon,
+    /// The node's CDI file.
+    pub cdi: Cdi,
     /// What a pod may have that no rule matches.
     pub default: Allowance,
     /// The first rule that matches a pod decides for it.
@@ -66,6 +68,7 @@ impl Default for Policy {
             dialects: Dialects::default(),
             sandboxes: Sandboxes::default(),
             daemon: Daemon::default(),
+            cdi: Cdi::default(),
             default: Allowance::default(),
             rules: Vec::new(),
             narrow: Vec::new(),
@@ -223,6 +226,24 @@ pub struct Daemon {
 impl Default for Daemon {
     fn default() -> Self {
         Self { metrics: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9471))), deadline_percent: 75 }
+    }
+}
+
+/// How the node's CDI file is made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "snake_case")]
+pub struct Cdi {
+    /// The daemon keeps the file up to date.
+    pub keep: bool,
+    /// The program that a container with one of its devices runs at its start, on the host; empty
+    /// text in the file: none.
+    #[serde(with = "parse::program")]
+    pub hook: Option<String>,
+}
+
+impl Default for Cdi {
+    fn default() -> Self {
+        Self { keep: false, hook: Some("/usr/bin/rdma-ctk-hook".to_owned()) }
     }
 }
 

@@ -144,15 +144,37 @@ pub(super) fn deadline<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8,
     })
 }
 
+/// A program by its absolute path; empty text is none.
+pub(super) mod program {
+    use super::{Deserialize, Deserializer, Serialize, Serializer, plain_path};
+
+    pub fn serialize<S: Serializer>(
+        path: &Option<String>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        path.as_deref().unwrap_or_default().serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<String>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.is_empty() { Ok(None) } else { plain_path(text).map(Some) }
+    }
+}
+
 pub(super) fn absolute_path<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<String>, D::Error> {
-    let text = String::deserialize(deserializer)?;
+    plain_path(String::deserialize(deserializer)?).map(Some)
+}
+
+fn plain_path<E: de::Error>(text: String) -> Result<String, E> {
     let plain = text.starts_with('/') && !text.split('/').any(|part| part == "..");
     if plain {
-        return Ok(Some(text));
+        return Ok(text);
     }
-    Err(de::Error::custom(format!("{text:?} is no absolute path without \"..\"")))
+    Err(E::custom(format!("{text:?} is no absolute path without \"..\"")))
 }
 
 pub(super) fn capabilities<'de, D: Deserializer<'de>>(

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::daemon::journal::Journal;
@@ -30,6 +30,8 @@ use crate::roots::Roots;
 pub struct Rig {
     pub roots: Roots,
     pub daemon: Arc<Daemon>,
+    /// Told after each reading of the node.
+    pub read: Arc<Notify>,
     _folder: Arc<TempDir>,
 }
 
@@ -85,7 +87,9 @@ impl Rig {
         });
         let keeper = Keeper::new(read);
         let runner = keeper.clone();
-        tokio::spawn(async move { runner.run(|| {}).await });
+        let after = Arc::new(Notify::new());
+        let told = Arc::clone(&after);
+        tokio::spawn(async move { runner.run(|| told.notify_one()).await });
         let store = Store::new(&roots);
         store.prepare().unwrap();
         let config = roots.etc.join("rdma-ctk/config.toml");
@@ -99,7 +103,7 @@ impl Rig {
             journal: Journal::new(store),
         });
         daemon.containers.recall(records::read_all(&roots).containers);
-        Self { roots, daemon: Arc::new(daemon), _folder: folder }
+        Self { roots, daemon: Arc::new(daemon), read: after, _folder: folder }
     }
 
     /// A session with a runtime of that name and version, which has nothing yet.
