@@ -21,6 +21,7 @@ pub mod netlink;
 pub mod netns;
 #[cfg(feature = "nri")]
 pub mod nri;
+pub mod oci;
 pub mod policy;
 pub mod records;
 pub mod request;

@@ -39,6 +39,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("netns", &["inventory", "netlink", "roots", "grant"]),
+    (
+        "oci",
+        &["edit", "grant", "inventory", "netns", "policy", "records", "request", "rootfs", "roots"],
+    ),
     ("configure", &["roots"]),
     // The check-up asks everybody, and nobody asks it but the command.
     (
@@ -68,6 +72,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "inventory",
             "netlink",
             "nri",
+            "oci",
             "policy",
             "request",
             "roots",
@@ -113,7 +118,7 @@ fn module(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("src/")?;
     let name = rest.split('/').next()?;
     let name = name.strip_suffix(".rs").unwrap_or(name);
-    (!matches!(name, "lib" | "main")).then_some(name)
+    (!matches!(name, "lib" | "main" | "bin")).then_some(name)
 }
 
 fn is_test(path: &str) -> bool {

@@ -6,6 +6,7 @@
 
 mod allowance;
 mod parse;
+mod wrapper;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use allowance::{Allowance, Narrowing, OnRefusal};
 pub use parse::{LoadError, PolicyError, load, path};
+pub use wrapper::{Wrapper, wrapped_runtime};
 
 use crate::request::Pod;
 
@@ -48,6 +50,8 @@ pub struct Policy {
     pub daemon: Daemon,
     /// The node's CDI file.
     pub cdi: Cdi,
+    /// The runtime wrapper itself.
+    pub wrapper: Wrapper,
     /// What a pod may have that no rule matches.
     pub default: Allowance,
     /// The first rule that matches a pod decides for it.
@@ -69,6 +73,7 @@ impl Default for Policy {
             sandboxes: Sandboxes::default(),
             daemon: Daemon::default(),
             cdi: Cdi::default(),
+            wrapper: Wrapper::default(),
             default: Allowance::default(),
             rules: Vec::new(),
             narrow: Vec::new(),

@@ -1,0 +1,387 @@
+//! A grant, written into an OCI document (`config.json`), in place: what the grant does not name
+//! stays as it was, in the order in which it was, whatever its version.
+//!
+//! The names are those of the runtime specification 1.3. An editor decides nothing: a member that
+//! is there already is left or completed by what the grant says, never set twice.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::grant::{DeviceNode, Grant};
+
+/// A document whose shape does not allow the edit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OciEditError {
+    /// A member is of another type than the specification gives it.
+    #[error("{at} is no {expected} in the OCI document")]
+    Type {
+        /// JSON pointer.
+        at: String,
+        /// What it would have to be.
+        expected: &'static str,
+    },
+    /// A member's name differs from the specification's only in case: the runtime would take it
+    /// for that member.
+    #[error("{at}/{found} in the OCI document differs from {expected} only in case")]
+    Case {
+        /// JSON pointer of the object.
+        at: String,
+        /// Name that was found.
+        found: String,
+        /// Name of the specification.
+        expected: &'static str,
+    },
+}
+
+/// Where a [`crate::grant::GrantedFile`] was written on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrittenFile<'a> {
+    /// Path on the host.
+    pub source: &'a Path,
+    /// Path in the container.
+    pub destination: &'a str,
+}
+
+/// Marker that a document carries its grant: the name of its annotation.
+pub const MARKER: &str = "grant.rdma-ctk.io";
+
+/// Writes `grant` into `document`; `digest` is the value of the marker annotation.
+///
+/// # Errors
+/// [`OciEditError`], with the document in an undefined state: it must not be written then.
+pub fn apply(
+    document: &mut Value,
+    grant: &Grant,
+    files: &[WrittenFile<'_>],
+    digest: &str,
+) -> Result<(), OciEditError> {
+    let root = Object::root(document)?;
+    annotations(root, digest)?;
+    process(Object::root(document)?, grant)?;
+    mounts(Object::root(document)?, grant, files)?;
+    linux(Object::root(document)?, grant)
+}
+
+fn annotations(mut root: Object<'_>, digest: &str) -> Result<(), OciEditError> {
+    root.object("annotations")?.set(MARKER, digest.into());
+    Ok(())
+}
+
+/// Environment, limit and capabilities: what an exec session needs too, so the same edit serves
+/// its process document.
+///
+/// # Errors
+/// As [`apply`].
+pub fn apply_process(process: &mut Value, grant: &Grant) -> Result<(), OciEditError> {
+    edit_process(Object::root(process)?, grant)
+}
+
+fn process(mut root: Object<'_>, grant: &Grant) -> Result<(), OciEditError> {
+    if grant.env.is_empty() && grant.memlock.is_none() && grant.capabilities.is_empty() {
+        return Ok(());
+    }
+    edit_process(root.object("process")?, grant)
+}
+
+fn edit_process(mut process: Object<'_>, grant: &Grant) -> Result<(), OciEditError> {
+    if !grant.env.is_empty() {
+        let (env, at) = process.list("env")?;
+        for variable in &grant.env {
+            let prefix = format!("{}=", variable.name);
+            let present = env.iter().try_fold(false, |present, entry| match entry.as_str() {
+                Some(entry) => Ok(present || entry.starts_with(&prefix)),
+                None => Err(OciEditError::Type { at: at.clone(), expected: "list of strings" }),
+            })?;
+            if !present {
+                env.push(format!("{prefix}{}", variable.value).into());
+            }
+        }
+    }
+    if let Some(memlock) = grant.memlock {
+        let (rlimits, _) = process.list("rlimits")?;
+        // The specification forbids two entries of a type: one stays, where the first one was.
+        let is_memlock =
+            |entry: &Value| entry.get("type").and_then(Value::as_str) == Some("RLIMIT_MEMLOCK");
+        let limit =
+            json!({ "type": "RLIMIT_MEMLOCK", "hard": memlock.bytes, "soft": memlock.bytes });
+        match rlimits.iter().position(is_memlock) {
+            Some(first) => {
+                rlimits[first]["hard"] = memlock.bytes.into();
+                rlimits[first]["soft"] = memlock.bytes.into();
+                let mut index = 0;
+                rlimits.retain(|entry| {
+                    index += 1;
+                    index - 1 <= first || !is_memlock(entry)
+                });
+            }
+            None => rlimits.push(limit),
+        }
+    }
+    if !grant.capabilities.is_empty() {
+        capabilities(process, grant)?;
+    }
+    Ok(())
+}
+
+/// For a process that is not root a capability lasts through execve only when it is inheritable
+/// and ambient too (capabilities(7)).
+fn capabilities(mut process: Object<'_>, grant: &Grant) -> Result<(), OciEditError> {
+    let uid = process.value.get("user").and_then(|user| user.get("uid")).and_then(Value::as_u64);
+    let sets: &[&'static str] = if uid.unwrap_or(0) == 0 {
+        &["bounding", "effective", "permitted"]
+    } else {
+        &["bounding", "effective", "permitted", "inheritable", "ambient"]
+    };
+    let mut members = process.object("capabilities")?;
+    for set in sets {
+        let (list, _) = members.list(set)?;
+        for capability in &grant.capabilities {
+            let name = format!("CAP_{capability}");
+            if !list.iter().any(|present| present.as_str() == Some(&name)) {
+                list.push(name.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn mounts(
+    mut root: Object<'_>,
+    grant: &Grant,
+    files: &[WrittenFile<'_>],
+) -> Result<(), OciEditError> {
+    if files.is_empty() && grant.mounts.is_empty() {
+        return Ok(());
+    }
+    let (mounts, _) = root.list("mounts")?;
+    let ours = files
+        .iter()
+        .map(|file| (file.source.to_string_lossy().into_owned(), file.destination.to_owned()))
+        .chain(grant.mounts.iter().map(|m| (m.source.clone(), m.destination.clone())));
+    for (source, destination) in ours {
+        mounts.push(json!({
+            "destination": destination,
+            "type": "bind",
+            "source": source,
+            "options": ["rbind", "rprivate", "ro", "nosuid", "nodev", "noexec"],
+        }));
+    }
+    Ok(())
+}
+
+fn linux(mut root: Object<'_>, grant: &Grant) -> Result<(), OciEditError> {
+    if grant.devices.is_empty()
+        && grant.cpus.is_none()
+        && grant.mems.is_none()
+        && grant.unified.is_empty()
+    {
+        return Ok(());
+    }
+    let mut linux = root.object("linux")?;
+    let nodes: Vec<&DeviceNode> = grant.devices.iter().filter(|node| !node.rule_only).collect();
+    if !nodes.is_empty() {
+        let (devices, _) = linux.list("devices")?;
+        for node in nodes {
+            let path = |entry: &Value| {
+                entry.get("path").and_then(Value::as_str) == Some(node.path.as_str())
+            };
+            if !devices.iter().any(path) {
+                devices.push(json!({
+                    "path": node.path,
+                    "type": "c",
+                    "major": node.major,
+                    "minor": node.minor,
+                    "fileMode": node.mode,
+                    "uid": 0,
+                    "gid": 0,
+                }));
+            }
+        }
+    }
+    let mut resources = linux.object("resources")?;
+    if !grant.devices.is_empty() {
+        let (rules, _) = resources.list("devices")?;
+        for node in &grant.devices {
+            rules.push(json!({
+                "allow": true,
+                "type": "c",
+                "major": node.major,
+                "minor": node.minor,
+                "access": "rw",
+            }));
+        }
+    }
+    if grant.cpus.is_some() || grant.mems.is_some() {
+        let mut cpu = resources.object("cpu")?;
+        for (name, set) in [("cpus", &grant.cpus), ("mems", &grant.mems)] {
+            if let Some(set) = set {
+                cpu.set(name, set.to_string().into());
+            }
+        }
+    }
+    if !grant.unified.is_empty() {
+        let mut unified = resources.object("unified")?;
+        for (name, value) in &grant.unified {
+            unified.set(name, value.as_str().into());
+        }
+    }
+    Ok(())
+}
+
+/// An object of the document and where it stands.
+struct Object<'a> {
+    value: &'a mut Map<String, Value>,
+    at: String,
+}
+
+impl<'a> Object<'a> {
+    fn root(document: &'a mut Value) -> Result<Self, OciEditError> {
+        Self::of(document, String::new())
+    }
+
+    fn of(value: &'a mut Value, at: String) -> Result<Self, OciEditError> {
+        match value {
+            Value::Object(value) => Ok(Self { value, at }),
+            _ => Err(OciEditError::Type { at, expected: "object" }),
+        }
+    }
+
+    /// The member by that name, made as `empty` where it is absent or null. `null` stands for
+    /// absent in Go's writers.
+    fn member(
+        &mut self,
+        name: &'static str,
+        empty: Value,
+    ) -> Result<(&mut Value, String), OciEditError> {
+        let other = |found: &&String| *found != name && found.eq_ignore_ascii_case(name);
+        if let Some(found) = self.value.keys().find(other) {
+            return Err(OciEditError::Case {
+                at: self.at.clone(),
+                found: found.clone(),
+                expected: name,
+            });
+        }
+        let member = self.value.entry(name).or_insert(Value::Null);
+        if member.is_null() {
+            *member = empty;
+        }
+        Ok((member, format!("{}/{name}", self.at)))
+    }
+
+    fn object(&mut self, name: &'static str) -> Result<Object<'_>, OciEditError> {
+        let (member, at) = self.member(name, Value::Object(Map::new()))?;
+        Object::of(member, at)
+    }
+
+    fn list(&mut self, name: &'static str) -> Result<(&mut Vec<Value>, String), OciEditError> {
+        match self.member(name, Value::Array(Vec::new()))? {
+            (Value::Array(list), at) => Ok((list, at)),
+            (_, at) => Err(OciEditError::Type { at, expected: "list" }),
+        }
+    }
+
+    fn set(&mut self, name: &str, value: Value) {
+        self.value.insert(name.to_owned(), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grant::{GrantedMount, MemlockGrant, Variable};
+
+    fn grant() -> Grant {
+        Grant {
+            devices: vec![
+                DeviceNode {
+                    path: "/dev/infiniband/uverbs40".into(),
+                    major: 511,
+                    minor: 8,
+                    mode: 0o666,
+                    rule_only: false,
+                },
+                DeviceNode {
+                    path: "/dev/infiniband/rdma_cm".into(),
+                    major: 10,
+                    minor: 260,
+                    mode: 0o666,
+                    rule_only: true,
+                },
+            ],
+            memlock: Some(MemlockGrant { bytes: u64::MAX }),
+            capabilities: vec!["IPC_LOCK".into()],
+            cpus: Some("2-3".parse().unwrap()),
+            env: vec![
+                Variable { name: "NCCL_IB_HCA".into(), value: "=mlx5_0:1".into() },
+                Variable { name: "PATH".into(), value: "never".into() },
+            ],
+            mounts: vec![GrantedMount { source: "/t.xml".into(), destination: "/t.xml".into() }],
+            unified: vec![("rdma.max".into(), "mlx5_0 hca_handle=2".into())],
+            ..Grant::default()
+        }
+    }
+
+    fn edited(document: Value) -> Value {
+        let mut document = document;
+        apply(&mut document, &grant(), &[], "d").unwrap();
+        document
+    }
+
+    #[test]
+    fn an_empty_document_gets_what_the_grant_names() {
+        let document = edited(json!({}));
+        assert_eq!(document["process"]["env"], json!(["NCCL_IB_HCA==mlx5_0:1", "PATH=never"]));
+        assert_eq!(document["process"]["rlimits"][0]["hard"], json!(u64::MAX));
+        assert_eq!(document["linux"]["devices"].as_array().unwrap().len(), 1);
+        assert_eq!(document["linux"]["resources"]["devices"][1]["minor"], json!(260));
+        assert_eq!(document["linux"]["resources"]["cpu"]["cpus"], json!("2-3"));
+        assert_eq!(document["linux"]["resources"]["unified"]["rdma.max"], "mlx5_0 hca_handle=2");
+        assert_eq!(document["annotations"][MARKER], "d");
+    }
+
+    #[test]
+    fn what_is_there_is_completed_and_never_set_twice() {
+        let document = edited(json!({
+            "process": {
+                "user": { "uid": 1000 },
+                "env": ["PATH=/bin"],
+                "capabilities": { "bounding": ["CAP_IPC_LOCK", "CAP_X"], "ambient": null },
+                "rlimits": [
+                    { "type": "RLIMIT_NOFILE", "hard": 1, "soft": 1 },
+                    { "type": "RLIMIT_MEMLOCK", "hard": 1, "soft": 1, "new": true },
+                    { "type": "RLIMIT_MEMLOCK", "hard": 2, "soft": 2 },
+                ],
+            },
+            "linux": { "devices": [{ "path": "/dev/infiniband/uverbs40", "major": 511 }] },
+        }));
+        let process = &document["process"];
+        assert_eq!(process["env"], json!(["PATH=/bin", "NCCL_IB_HCA==mlx5_0:1"]));
+        assert_eq!(process["capabilities"]["bounding"], json!(["CAP_IPC_LOCK", "CAP_X"]));
+        assert_eq!(process["capabilities"]["ambient"], json!(["CAP_IPC_LOCK"]));
+        assert_eq!(process["rlimits"].as_array().unwrap().len(), 2);
+        assert_eq!(process["rlimits"][1]["new"], json!(true));
+        assert_eq!(document["linux"]["devices"].as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_document_of_another_shape_is_refused_with_the_place() {
+        for (document, expected) in [
+            (json!([]), " is no object in the OCI document"),
+            (json!({ "process": { "env": "A=B" } }), "/process/env is no list in the OCI document"),
+            (
+                json!({ "process": { "env": [1] } }),
+                "/process/env is no list of strings in the OCI document",
+            ),
+            (json!({ "linux": [] }), "/linux is no object in the OCI document"),
+            (
+                json!({ "Process": {} }),
+                "/Process in the OCI document differs from process only in case",
+            ),
+        ] {
+            let mut document = document;
+            let error = apply(&mut document, &grant(), &[], "d").unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+}

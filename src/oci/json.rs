@@ -1,0 +1,155 @@
+//! Reading a document so that nothing is lost when it is written again.
+//!
+//! Go's readers match member names regardless of case and take the last of two, ours take them to
+//! the letter: a document in which the two would see different things is refused rather than
+//! guessed at.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Number, Value};
+
+/// Longest document that is read, in bytes; engines write some 30 kB.
+pub const LONGEST: usize = 16 << 20;
+
+/// Why a document is not edited.
+#[derive(Debug, thiserror::Error)]
+pub enum JsonError {
+    /// It is too long.
+    #[error("{0} bytes of JSON are more than the {LONGEST} that are read")]
+    TooLong(usize),
+    /// It is not JSON, or two members of an object have names that a Go program takes for one.
+    #[error("{0}")]
+    Syntax(#[from] serde_json::Error),
+    /// It is JSON, but not an object.
+    #[error("the document is no JSON object")]
+    NoObject,
+}
+
+/// Reads a document. Order, unknown members and integers up to `u64::MAX` are kept.
+///
+/// # Errors
+/// Text that is no JSON object, is longer than [`LONGEST`], or has two members of one object whose
+/// names are equal but for case.
+pub fn read(text: &[u8]) -> Result<Value, JsonError> {
+    if text.len() > LONGEST {
+        return Err(JsonError::TooLong(text.len()));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let Exact(value) = Exact::deserialize(&mut reader)?;
+    reader.end()?;
+    if value.is_object() { Ok(value) } else { Err(JsonError::NoObject) }
+}
+
+/// A value in which no object has two members of one name.
+struct Exact(Value);
+
+impl<'de> Deserialize<'de> for Exact {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ExactVisitor).map(Self)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for ExactVisitor {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ExactVisitor;
+
+impl<'de> Visitor<'de> for ExactVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
+        // An integer beyond 64 bits arrives here rounded: writing it again would change it.
+        if value.abs() >= 18_446_744_073_709_551_616.0 {
+            return Err(E::custom(format!("the number {value} cannot be kept exactly")));
+        }
+        Number::from_f64(value)
+            .map(Value::Number)
+            .ok_or_else(|| E::custom(format!("the number {value} cannot be kept exactly")))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            list.push(item);
+        }
+        Ok(list.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(name) = members.next_key::<String>()? {
+            let value = members.next_value_seed(self)?;
+            if object.contains_key(&name) {
+                return Err(A::Error::custom(format!("the member {name:?} stands there twice")));
+            }
+            object.insert(name, value);
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_unknown_members_and_large_integers_survive() {
+        let text = r#"{"b":1,"a":{"z":18446744073709551615,"y":-9223372036854775808},"new":[null,true,1.5,"é"]}"#;
+        let value = read(text.as_bytes()).unwrap();
+        assert_eq!(serde_json::to_string(&value).unwrap(), text);
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused() {
+        for (text, part) in [
+            (r#"{"a":1,"a":2}"#, "\"a\" stands there twice"),
+            (r#"{"x":{"a":1,"b":[{"c":1,"c":1}]}}"#, "\"c\" stands there twice"),
+            (r#"{"a":18446744073709551616}"#, "cannot be kept exactly"),
+            ("[1]", "no JSON object"),
+            ("{} {}", "trailing"),
+            ("", "EOF"),
+            ("{", "EOF"),
+        ] {
+            let error = read(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        let deep = "[".repeat(100_000);
+        assert!(read(deep.as_bytes()).unwrap_err().to_string().contains("recursion"));
+    }
+}

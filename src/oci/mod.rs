@@ -1,0 +1,95 @@
+//! The path without NRI: the OCI runtime wrapper and the hook, one program under two names.
+//!
+//! ```text
+//! engine ── rdma-ctk-runtime create ──► config.json ──► runc, crun, youki, …
+//!             cmdline   what is wanted of a runtime
+//!             document  a file that is replaced as a whole, or not at all
+//!             json      its text, so that nothing is lost
+//!             runtime   the real one, which takes our place
+//! engine ── rdma-ctk-hook ACTION ──► hook
+//! ```
+//!
+//! Whatever the wrapper is called for, it ends by becoming the real runtime, with the same
+//! arguments, descriptors, environment and working directory.
+
+pub mod cmdline;
+pub mod document;
+pub mod hook;
+mod journal;
+pub mod json;
+pub mod report;
+pub mod runtime;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+
+use crate::roots::Roots;
+use report::Reporter;
+
+/// The name under which the program is the hook; under every other it is the wrapper.
+pub const HOOK: &str = "rdma-ctk-hook";
+/// The prefix of every text that reaches a user.
+pub const PREFIX: &str = "rdma-ctk: ";
+
+/// What the program finds itself in.
+#[derive(Clone)]
+pub struct Surroundings<'a> {
+    /// The node's trees.
+    pub roots: Roots,
+    /// A variable of the environment.
+    pub variable: &'a dyn Fn(&str) -> Option<OsString>,
+}
+
+impl std::fmt::Debug for Surroundings<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Surroundings").field("roots", &self.roots).finish_non_exhaustive()
+    }
+}
+
+/// Why something could not be done; one line each, without [`PREFIX`].
+#[derive(Debug, thiserror::Error)]
+pub enum OciError {
+    /// A file of the bundle, or a process document.
+    #[error(transparent)]
+    Document(#[from] document::DocumentError),
+    /// There is no real runtime.
+    #[error(transparent)]
+    Runtime(#[from] runtime::RuntimeError),
+    /// The container is not to start.
+    #[error("{sentence}")]
+    Refused {
+        /// Why not, with what asked for it.
+        sentence: String,
+    },
+    /// What was granted cannot be put down.
+    #[error(transparent)]
+    Record(#[from] crate::records::RecordError),
+    /// The hook was called wrongly, or with something that is no state.
+    #[error(transparent)]
+    Hook(#[from] hook::HookError),
+}
+
+/// The program: the wrapper, or the hook where it is called so.
+pub fn main(surroundings: &Surroundings<'_>, arguments: Vec<OsString>) -> ExitCode {
+    let called = arguments.first().map(OsString::as_os_str).unwrap_or_default();
+    if is_hook(called) {
+        return hook::main(surroundings, arguments.get(1..).unwrap_or_default());
+    }
+    wrapper(surroundings, arguments.get(1..).unwrap_or_default())
+}
+
+fn is_hook(called: &OsStr) -> bool {
+    called.as_bytes().rsplit(|byte| *byte == b'/').next() == Some(HOOK.as_bytes())
+}
+
+fn wrapper(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode {
+    let line = cmdline::parse(arguments);
+    let reporter = Reporter::new(&surroundings.roots, &line);
+    let failed = match runtime::find(surroundings) {
+        Ok(runtime) => OciError::from(runtime::become_it(&runtime, arguments)),
+        Err(problem) => problem.into(),
+    };
+    reporter.fail(&failed.to_string());
+    ExitCode::FAILURE
+}
