@@ -146,6 +146,10 @@ pub struct PodRecord {
     pub at: u64,
     /// Annotations whose scope names no container of the pod.
     pub unmatched: Vec<String>,
+    /// Calls of the runtime about the pod or one of its containers that went wrong on this side and
+    /// had no other consequence: a sentence each, the last ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mishaps: Vec<String>,
 }
 
 /// Who serves, written when a session begins or ends.
@@ -261,6 +265,11 @@ impl Store {
     /// Writes what is wrong with a pod.
     pub fn write_pod(&self, record: &PodRecord) -> Result<(), RecordError> {
         replace(&self.path("pods", &record.pod.sandbox)?, record)
+    }
+
+    /// What is wrong with a pod; `None`: nothing.
+    pub fn read_pod(&self, sandbox: &str) -> Result<Option<PodRecord>, RecordError> {
+        read(&self.path("pods", sandbox)?)
     }
 
     /// Writes who serves.
@@ -506,7 +515,12 @@ mod tests {
         let refused = record("a1", Verdict::Refused { sentence: "no mlx5_9".into() });
         store.write(&granted).unwrap();
         store.write(&refused).unwrap();
-        let pod = PodRecord { pod: granted.pod.clone(), at: 1, unmatched: vec!["k".into()] };
+        let pod = PodRecord {
+            pod: granted.pod.clone(),
+            at: 1,
+            unmatched: vec!["k".into()],
+            mishaps: Vec::new(),
+        };
         store.write_pod(&pod).unwrap();
 
         let all = read_all(&roots);

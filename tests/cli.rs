@@ -303,7 +303,7 @@ fn node_with_records() -> tempfile::TempDir {
     };
     let grant = Grant {
         adapters: vec![adapter("erdma_0")],
-        memlock: Some(MemlockGrant { bytes: u64::MAX }),
+        memlock: Some(MemlockGrant { bytes: u64::MAX, higher_hard: None }),
         env: vec![Variable { name: "NCCL_IB_HCA".into(), value: "=erdma_0:1".into() }],
         warnings: vec!["NCCL_IB_HCA names none of the given adapters".into()],
         reasons: vec![
@@ -336,7 +336,9 @@ fn node_with_records() -> tempfile::TempDir {
             .unwrap();
     }
     let unmatched = vec!["devices.rdma-ctk.io/container.trianer".to_owned()];
-    store.write_pod(&PodRecord { pod: pod("other"), at: 0, unmatched }).unwrap();
+    store
+        .write_pod(&PodRecord { pod: pod("other"), at: 0, unmatched, mishaps: Vec::new() })
+        .unwrap();
     folder
 }
 

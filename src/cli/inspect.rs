@@ -114,6 +114,9 @@ fn describe(records: &Records, unheard: &[String], whole: bool) -> String {
         for annotation in &record.unmatched {
             let _ = writeln!(notes, "{}: {annotation} names no container of the pod", record.pod);
         }
+        for mishap in &record.mishaps {
+            let _ = writeln!(notes, "{}: {mishap}", record.pod);
+        }
     }
     for sentence in unheard {
         let _ = writeln!(notes, "{sentence}");

@@ -38,6 +38,22 @@ pub enum ApplyError {
         /// Its backup.
         backup: PathBuf,
     },
+    /// A file that we changed cannot be made what it was.
+    #[error(
+        "{}: its text before rdma-ctk was kept in {}, which is gone; take the settings for NRI back \
+         by hand, then remove {}",
+        path.display(),
+        backup.display(),
+        record.display()
+    )]
+    NoBackup {
+        /// The file.
+        path: PathBuf,
+        /// Its backup.
+        backup: PathBuf,
+        /// The record that leads back.
+        record: PathBuf,
+    },
     /// A file that we made was changed.
     #[error("{}: made by rdma-ctk and changed since by somebody; remove it by hand", path.display())]
     MadeAndChanged {
@@ -78,6 +94,9 @@ struct Entry {
     now: Option<Content>,
     /// Folders that were made for it, outermost first.
     folders: Vec<PathBuf>,
+    /// It is being taken back: a backup that is gone has been put in its place.
+    #[serde(default)]
+    undoing: bool,
 }
 
 /// What was at a path before we came.
@@ -106,6 +125,8 @@ pub fn apply(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
     unchanged(plan)?;
     let path = record_path(roots);
     let mut entries = read_record(&path)?.unwrap_or_default();
+    // What an undo that was cut short has taken back already is as if it had never been ours.
+    entries.retain(|entry| !entry.is_back());
     for change in &plan.files {
         // Where our own text still stands the way back leads to what was before the first time.
         let ours = entries
@@ -114,6 +135,7 @@ pub fn apply(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
             .filter(|entry| entry.now == change.before);
         if let Some(entry) = ours {
             entry.now.clone_from(&change.after);
+            entry.undoing = false;
             continue;
         }
         let entry = Entry::of(change);
@@ -136,19 +158,27 @@ pub fn apply(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
 /// There is no record, or somebody has changed a file since.
 pub fn undo_plan(roots: &Roots) -> Result<Plan, ApplyError> {
     let path = record_path(roots);
-    let entries = read_record(&path)?.ok_or(ApplyError::NoRecord { path })?;
+    let Some(entries) = read_record(&path)? else { return Err(ApplyError::NoRecord { path }) };
     let mut plan = Plan::default();
-    for entry in entries.into_iter().rev() {
+    for entry in entries.into_iter().rev().filter(|entry| !entry.is_back()) {
         let before = content(&entry.path)?;
         let after = match &entry.was {
             Was::Nothing => None,
             Was::Link(target) => Some(Content::Link(target.clone())),
-            Was::File(backup) => content(backup)?,
+            Was::File(backup) => match content(backup)? {
+                None => {
+                    let backup = backup.clone();
+                    return Err(ApplyError::NoBackup { path: entry.path, backup, record: path });
+                }
+                there => there,
+            },
         };
         if before == after {
             continue;
         }
-        if before != entry.now {
+        // A link is replaced in two steps, between which there is nothing.
+        let halfway = entry.undoing && before.is_none();
+        if before != entry.now && !halfway {
             return Err(match entry.was {
                 Was::File(backup) => ApplyError::ChangedSince { path: entry.path, backup },
                 Was::Nothing | Was::Link(_) => ApplyError::MadeAndChanged { path: entry.path },
@@ -167,13 +197,18 @@ pub fn undo_plan(roots: &Roots) -> Result<Plan, ApplyError> {
 pub fn undo(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
     unchanged(plan)?;
     let path = record_path(roots);
-    let entries = read_record(&path)?.ok_or_else(|| ApplyError::NoRecord { path: path.clone() })?;
+    let mut entries =
+        read_record(&path)?.ok_or_else(|| ApplyError::NoRecord { path: path.clone() })?;
+    // Before the first step, so that the next attempt knows what a missing backup means.
+    entries.iter_mut().for_each(|entry| entry.undoing = true);
+    write_record(&path, &entries)?;
     for entry in entries.iter().rev() {
         let planned = plan.files.iter().find(|change| change.path == entry.path);
         match (&entry.was, planned) {
             (Was::File(backup), Some(change)) => {
                 fs::rename(backup, &change.path).map_err(at(&change.path))?;
             }
+            // It is what it was already, or has been put back before.
             (Was::File(backup), None) => gone(fs::remove_file(backup)).map_err(at(backup))?,
             (Was::Nothing | Was::Link(_), Some(change)) => {
                 put(&change.path, change.after.as_ref())?;
@@ -207,7 +242,15 @@ impl Entry {
         let missing = change.path.ancestors().skip(1).take_while(|folder| !folder.exists());
         let mut folders: Vec<PathBuf> = missing.map(Path::to_owned).collect();
         folders.reverse();
-        Self { path: change.path.clone(), was, now: change.after.clone(), folders }
+        let (path, now) = (change.path.clone(), change.after.clone());
+        Self { path, was, now, folders, undoing: false }
+    }
+
+    /// Whether an undo that was cut short has put the backup in the file's place.
+    fn is_back(&self) -> bool {
+        let there = |path: &Path| fs::symlink_metadata(path).is_ok();
+        matches!(&self.was, Was::File(backup) if self.undoing && !there(backup))
+            && there(&self.path)
     }
 }
 

@@ -6,20 +6,22 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::{info, warn};
+use tokio::time::{Instant, timeout_at};
+use tracing::{error, info, warn};
 
 use super::containers::{Asked, Granted};
 use super::cpu_manager;
 use super::gate;
 use super::metrics::RefusalClass;
 use super::plugin::Daemon;
-use super::records::{PodName, Verdict};
+use super::records::{PodName, Verdict, seconds_since_1970};
 use super::session::Session;
 use super::snapshot::NotReady;
 use crate::edit;
 use crate::grant::{Grant, Inventory, Outcome, TopologyFile, decide, resend};
-use crate::inventory::{CpuSet, Node, PodView};
-use crate::nri::container::{self, may_claim, network, parent_cpus, pod};
+use crate::inventory::{CpuSet, Node, PodView, cgroup};
+use crate::nri::Mishap;
+use crate::nri::container::{self, may_claim, network, pod};
 use crate::nri::proto::{
     Container, ContainerUpdate, CreateContainerResponse, LinuxContainerUpdate, LinuxCpu,
     LinuxResources, PodSandbox,
@@ -39,11 +41,20 @@ struct Candidate<'a> {
     container: &'a Container,
     session: Arc<Session>,
     policy: Arc<Policy>,
+    /// By when there is to be whatever is waited for; the inventory and the network share the time.
+    until: Instant,
 }
 
 impl Candidate<'_> {
+    /// How long may still be waited.
+    fn patience(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
     fn pod(&self) -> PodName {
-        PodName::new(&pod(self.sandbox), &self.sandbox.id)
+        let PodSandbox { id, name, namespace, uid, .. } = self.sandbox;
+        let uid = if uid.is_empty() { id } else { uid }.clone();
+        PodName { namespace: namespace.clone(), name: name.clone(), uid, sandbox: id.clone() }
     }
 }
 
@@ -52,9 +63,10 @@ type Answer = Result<CreateContainerResponse, String>;
 impl Daemon {
     /// What to change in a container that is being created.
     pub(super) async fn admit(&self, sandbox: &PodSandbox, container: &Container) -> Answer {
+        let begun = Instant::now();
         self.containers.tell(&container.id);
         if self.scopes.met(&sandbox.id, &container.name) {
-            self.journal.remove_pod(&sandbox.id);
+            self.journal.matched(&sandbox.id);
         }
         let nothing = CreateContainerResponse::default();
         let Some(session) = self.session() else {
@@ -68,10 +80,11 @@ impl Daemon {
             return Ok(nothing);
         }
         let policy = self.policies.now();
-        let case = Candidate { sandbox, container, session, policy };
+        let until = begun + session.patience();
+        let case = Candidate { sandbox, container, session, policy, until };
         let node = match node {
             Some(node) => node,
-            None => match self.keeper.node(case.session.patience()).await {
+            None => match self.keeper.node(case.patience()).await {
                 Ok(node) => node,
                 Err(problem) => return self.unready(&case, &problem),
             },
@@ -80,7 +93,7 @@ impl Daemon {
     }
 
     async fn decide(&self, case: &Candidate<'_>, node: &Node) -> Answer {
-        let Candidate { sandbox, container, session, policy } = case;
+        let Candidate { sandbox, container, session, policy, .. } = case;
         let nothing = CreateContainerResponse::default();
         let described = container::container(sandbox, container, &session.runtime, session.limits);
         let annotations = session.annotations(sandbox, container);
@@ -98,12 +111,14 @@ impl Daemon {
         if let Some(reason) = &session.left {
             return self.leave(case, reason.clone());
         }
-        self.look_at_cpus(case, &mut request);
         let own = network(sandbox, Some(container));
-        let view = self.pods.view(&sandbox.id, &own, session.patience()).await;
+        let (topology, view) = tokio::join!(
+            self.look(case, &mut request),
+            self.pods.view(&sandbox.id, &own, case.patience())
+        );
         // Some runtimes name the host's namespace like any other, by a process in it.
         request.container.pod.host_network |= *view == PodView::Host;
-        let inventory = Inventory { node, pod: &view, topology: topology(policy) };
+        let inventory = Inventory { node, pod: &view, topology };
         match decide(&request, &inventory, policy) {
             Outcome::NotAsked => Ok(nothing),
             Outcome::LeftAlone { reason } => self.leave(case, reason),
@@ -118,22 +133,40 @@ impl Daemon {
         }
     }
 
-    /// What the request cannot say of a container's CPUs, for one whose CPUs matter.
-    fn look_at_cpus(&self, case: &Candidate<'_>, request: &mut Request) {
-        if request.numa == NumaMode::Off {
-            return;
+    /// What the runtime does not say and small files of the node do: whose a container's CPUs are
+    /// and which its group has, into the request, and whether policy's topology file is there. Read
+    /// off the event loop, if there is anything to read.
+    async fn look(&self, case: &Candidate<'_>, request: &mut Request) -> Option<TopologyFile> {
+        let cpus = request.numa != NumaMode::Off;
+        let container = &request.container;
+        let given = container.cpus.clone().filter(|_| cpus);
+        let group = group(case).filter(|_| cpus);
+        if given.is_none() && group.is_none() && case.policy.topology_file.is_none() {
+            return None;
         }
-        let container = &mut request.container;
-        if let Some(given) = &container.cpus {
-            container.cpus_owned =
-                cpu_manager::owner(&self.kubelet, &container.pod.uid, &container.name, given);
-        }
-        match parent_cpus(&self.roots, case.sandbox, case.container) {
-            Ok(cpus) => container.parent_cpus = cpus,
+        let (pod, name) = (container.pod.uid.clone(), container.name.clone());
+        let (roots, kubelet) = (self.roots.clone(), self.kubelet.clone());
+        let policy = Arc::clone(&case.policy);
+        let read = tokio::task::spawn_blocking(move || {
+            let owner = given.and_then(|given| cpu_manager::owner(&kubelet, &pod, &name, &given));
+            let parent = group.map(|(parent, own)| {
+                cgroup::parent_cpus(&roots, &parent, &own).map_err(|problem| problem.to_string())
+            });
+            (owner, parent.unwrap_or(Ok(None)), topology(&policy))
+        });
+        let (owner, parent, topology) = match timeout_at(case.until, read).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(problem)) => (None, Err(problem.to_string()), None),
+            Err(_) => (None, Err("reading them takes too long".to_owned()), None),
+        };
+        request.container.cpus_owned = owner;
+        match parent {
+            Ok(cpus) => request.container.parent_cpus = cpus,
             Err(problem) => {
-                warn!(pod = %case.pod(), "the CPUs of its group are unknown: {problem}")
+                warn!(pod = %case.pod(), "the CPUs of its group are unknown: {problem}");
             }
         }
+        topology
     }
 
     fn give(
@@ -164,15 +197,6 @@ impl Daemon {
             if pending {
                 self.stale_files.notify_one();
             }
-        }
-        info!(
-            %pod, container = case.container.name, adapters = ?granted.adapters,
-            memlock = grant.memlock.map(|limit| limit.bytes),
-            cpus = grant.cpus.as_ref().map(tracing::field::display),
-            "granted"
-        );
-        for warning in &grant.warnings {
-            warn!(%pod, container = case.container.name, "{warning}");
         }
         if let Some(history) = self.containers.grant(id, granted) {
             self.journal.remove_container(&history);
@@ -227,9 +251,31 @@ impl Daemon {
         text
     }
 
+    /// A call went wrong on this side, and has been answered. Where that was an error the container
+    /// is refused; else the pod's record says what happened.
+    pub(super) fn bungled(&self, mishap: Mishap) {
+        let Mishap { call, kind, failed, text, pod: sandbox, container } = mishap;
+        self.metrics.mishap(call, kind);
+        let Some(sandbox) = sandbox else { return error!(call, "a call went wrong: {text}") };
+        let name = PodName::new(&pod(&sandbox), &sandbox.id);
+        let of = container.as_ref().map(|container| container.name.as_str());
+        error!(pod = %name, container = of, call, "a call went wrong: {text}");
+        match container {
+            Some(Container { id, name: of, .. }) if failed && call != "UpdateContainer" => {
+                self.refusal(&id, &of, name, RefusalClass::Internal, text);
+            }
+            container => {
+                self.containers.trouble(&sandbox.id);
+                let of = container.map(|container| format!("container {}: ", container.name));
+                let sentence = of.unwrap_or_default() + &text;
+                self.journal.mishap(name, seconds_since_1970(), sentence);
+            }
+        }
+    }
+
     /// There is no inventory: what a container asks is all that can be known of it.
     fn unready(&self, case: &Candidate<'_>, problem: &NotReady) -> Answer {
-        let Candidate { sandbox, container, session, policy } = case;
+        let Candidate { sandbox, container, session, policy, .. } = case;
         let annotations = session.annotations(sandbox, container);
         match gate::asked(annotations, &pod(sandbox), &container.name, policy) {
             Some(asked) => self.refuse(case, RefusalClass::NotReady, format!("{asked}: {problem}")),
@@ -330,13 +376,15 @@ impl Daemon {
     pub async fn refresh_files(&self) {
         let Some(node) = self.keeper.now() else { return };
         let policy = self.policies.now();
+        let of = Arc::clone(&policy);
+        let topology = tokio::task::spawn_blocking(move || topology(&of)).await.unwrap_or_default();
         for (id, pod, Asked { request, network }) in self.containers.with_files() {
             let view = self.pods.view(&pod.sandbox, &network, LEISURE).await;
             if matches!(*view, PodView::Pending { .. } | PodView::Unknown { .. }) {
                 // What the file says is no worse than what could be said now.
                 continue;
             }
-            let inventory = Inventory { node: &node, pod: &view, topology: topology(&policy) };
+            let inventory = Inventory { node: &node, pod: &view, topology };
             let Outcome::Granted(grant) = decide(&request, &inventory, &policy) else { continue };
             // The container may be gone by now. And a file that names other adapters than its nodes
             // and its environment do is worse than one that is old.
@@ -356,6 +404,14 @@ impl Daemon {
             }
         }
     }
+}
+
+/// Where the group of a container will be, as the pod says it and as the container does.
+fn group(case: &Candidate<'_>) -> Option<(String, String)> {
+    let parent = case.sandbox.linux.as_ref().map(|linux| linux.cgroup_parent.clone());
+    let own = case.container.linux.as_ref().map(|linux| linux.cgroups_path.clone());
+    let group = (parent.unwrap_or_default(), own.unwrap_or_default());
+    (group != Default::default()).then_some(group)
 }
 
 /// Takes over the limits that a container is to have from now on.

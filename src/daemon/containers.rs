@@ -106,6 +106,8 @@ struct Inner {
     refused: HashMap<(String, String), String>,
     /// All containers that the runtime has told of.
     told: Ids,
+    /// Sandboxes of pods that calls went wrong about.
+    troubled: HashSet<String>,
 }
 
 impl Default for Containers {
@@ -142,6 +144,16 @@ impl Containers {
             }
             inner.recorded.insert(record.id);
         }
+    }
+
+    /// A call about the pod with that sandbox went wrong, and is on record.
+    pub fn trouble(&self, sandbox: &str) {
+        self.inner().troubled.insert(sandbox.to_owned());
+    }
+
+    /// A pod is gone. True: calls about it went wrong.
+    pub fn calm(&self, sandbox: &str) -> bool {
+        self.inner().troubled.remove(sandbox)
     }
 
     /// The runtime has told of that container.
@@ -265,6 +277,8 @@ impl Containers {
         inner.excused.retain(|id| containers.contains(id));
         inner.excused.shrink_to_fit();
         inner.told = containers;
+        inner.troubled.retain(|sandbox| sandboxes.contains(sandbox));
+        inner.troubled.shrink_to_fit();
         kept
     }
 

@@ -16,9 +16,7 @@ use super::journal::Journal;
 use super::metrics::Metrics;
 use super::pods::Pods;
 use super::policies::Policies;
-use super::records::{
-    DaemonState, PodName, PodRecord, Record, RuntimeState, Verdict, seconds_since_1970,
-};
+use super::records::{DaemonState, PodName, Record, RuntimeState, Verdict, seconds_since_1970};
 use super::scopes::{Scopes, Unmatched};
 use super::session::Session;
 use super::snapshot::Keeper;
@@ -119,6 +117,9 @@ impl Daemon {
                     for problem in &found.unreadable {
                         warn!("a record from before is lost: {problem}");
                     }
+                    for pod in found.pods.iter().filter(|pod| !pod.mishaps.is_empty()) {
+                        self.containers.trouble(&pod.pod.sandbox);
+                    }
                     self.containers.recall(found.containers);
                 }
                 Err(problem) => error!("the records from before are lost: {problem}"),
@@ -169,7 +170,7 @@ impl Daemon {
         let few: Vec<&String> = annotations.iter().take(NAMED).collect();
         warn!(%pod, annotations = ?few, all = annotations.len(), "annotations name no container of their pod");
         self.metrics.unmatched.inc_by(annotations.len() as u64);
-        self.journal.pod(PodRecord { pod, at: seconds_since_1970(), unmatched: annotations });
+        self.journal.unmatched(pod, seconds_since_1970(), annotations);
     }
 
     fn tell_state(&self, configuration: Option<&Configuration>, connected: bool) {
@@ -375,7 +376,8 @@ impl Plugin for NriPlugin {
         self.timed("RemovePodSandbox", async {
             self.pods.forget(&sandbox.id);
             self.scopes.end(&sandbox.id);
-            if mentions_us(sandbox.annotations.keys()) {
+            let troubled = self.containers.calm(&sandbox.id);
+            if troubled || mentions_us(sandbox.annotations.keys()) {
                 self.journal.remove_pod(&sandbox.id);
             }
             for refused in self.containers.remove_pod(&sandbox.id) {
@@ -459,8 +461,8 @@ impl Plugin for NriPlugin {
         .await
     }
 
-    fn mishap(&self, call: &'static str, mishap: Mishap) {
-        self.metrics.mishap(call, mishap);
+    fn mishap(&self, mishap: Mishap) {
+        self.bungled(mishap);
     }
 
     fn session_ended(&self, end: &SessionEnd) {

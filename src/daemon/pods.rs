@@ -128,7 +128,11 @@ impl Pods {
         match self.seen(sandbox, network) {
             Some(old) => old.view,
             None => Arc::new(PodView::Pending {
-                reason: format!("reading it takes longer than {} ms", patience.as_millis()),
+                reason: format!(
+                    "reading it takes longer than {} ms",
+                    // To the millisecond it would tell what else was waited for.
+                    patience.as_millis().next_multiple_of(10)
+                ),
             }),
         }
     }

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::inventory::Node;
+use crate::inventory::{Hca, Node};
 
 /// An event is rarely alone: a driver that loads makes dozens. So long is waited for the next one.
 pub const QUIET: Duration = Duration::from_millis(100);
@@ -162,7 +162,11 @@ impl Keeper {
             for remark in new_remarks(current.as_deref(), &node) {
                 warn!("inventory: {remark}");
             }
-            info!(hcas = node.hcas.len(), gpus = node.gpus.len(), "inventory read");
+            if current.as_deref().is_some_and(|old| looks_alike(old, &node)) {
+                debug!("interfaces, addresses or GIDs have changed");
+            } else {
+                info!(hcas = node.hcas.len(), gpus = node.gpus.len(), "inventory read");
+            }
             *current = Some(Arc::new(node));
             true
         });
@@ -180,6 +184,29 @@ impl Keeper {
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether two snapshots have the same adapters, in the same state, and the same GPUs. What else
+/// changes all day with the pods (interfaces, addresses, GIDs) is not worth a line of the log.
+fn looks_alike(old: &Node, new: &Node) -> bool {
+    let adapters = |node: &Node| {
+        let of = |hca: &Hca| {
+            let ports = hca.ports.iter().map(|port| (port.number, port.state, port.netdev.clone()));
+            let ports: Vec<_> = ports.collect();
+            (
+                hca.name.clone(),
+                hca.pci,
+                hca.uverbs.clone(),
+                hca.home.clone(),
+                hca.role.clone(),
+                ports,
+            )
+        };
+        node.hcas.iter().map(of).collect::<Vec<_>>()
+    };
+    (&old.rdma_cm, old.netns_mode, &old.gpudirect) == (&new.rdma_cm, new.netns_mode, &new.gpudirect)
+        && old.gpus == new.gpus
+        && adapters(old) == adapters(new)
 }
 
 /// Remarks that the last snapshot did not have.
@@ -211,6 +238,42 @@ mod tests {
         let runner = keeper.clone();
         tokio::spawn(async move { runner.run(|| {}).await });
         (keeper, count)
+    }
+
+    #[test]
+    fn what_pods_change_is_no_news() {
+        use crate::inventory::{Driver, Home, Interface, NodeType, Role};
+        let hca = Hca {
+            name: "mlx5_0".into(),
+            index: None,
+            driver: Driver("mlx5".into()),
+            node_type: NodeType::Ca,
+            node_guid: String::new(),
+            firmware: None,
+            pci: None,
+            numa: None,
+            local_cpus: Default::default(),
+            uverbs: None,
+            ports: Vec::new(),
+            role: Role::Physical { vfs: 0 },
+            home: Home::Host,
+        };
+        let old = Node { hcas: vec![hca.clone()], ..Node::default() };
+        let interface = Interface {
+            name: "veth1".into(),
+            index: 7,
+            lower: None,
+            kind: Some("veth".into()),
+            controller: None,
+            addresses: Vec::new(),
+            default_route: false,
+            up: true,
+        };
+        let more = Node { interfaces: vec![interface], ..old.clone() };
+        assert!(looks_alike(&old, &more));
+        let away = Node { hcas: vec![Hca { home: Home::Elsewhere, ..hca }], ..Node::default() };
+        assert!(!looks_alike(&old, &away));
+        assert!(!looks_alike(&old, &Node::default()));
     }
 
     #[tokio::test]

@@ -119,7 +119,10 @@ mod tests {
         let found = runtimes(&Roots::below(folder.path())).unwrap();
         assert_eq!(found.iter().map(|p| p.pid).collect::<Vec<_>>(), [99, 812]);
         assert_eq!(found[0].limits, RuntimeLimits::default());
-        assert_eq!(found[1].limits, RuntimeLimits { memlock: Some(8_388_608), ceiling: None });
+        assert_eq!(
+            found[1].limits,
+            RuntimeLimits { memlock: Some(8_388_608), ceiling: None, hard: Some(8_388_608) }
+        );
         assert_eq!(found[1].argument(&["--config", "-c"]), Some("/etc/c.toml"));
         assert_eq!(found[1].argument(&["--root"]), None);
     }

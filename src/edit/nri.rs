@@ -36,7 +36,7 @@ pub fn adjustment(grant: &Grant, files: &[String]) -> ContainerAdjustment {
             .iter()
             .map(|limit| PosixRlimit {
                 r#type: "RLIMIT_MEMLOCK".to_owned(),
-                hard: limit.bytes,
+                hard: limit.hard(),
                 soft: limit.bytes,
             })
             .collect(),
@@ -119,7 +119,7 @@ mod tests {
         };
         Grant {
             devices: vec![node("uverbs0", 231, 192, false), node("rdma_cm", 10, 260, true)],
-            memlock: Some(MemlockGrant { bytes: u64::MAX }),
+            memlock: Some(MemlockGrant { bytes: u64::MAX, higher_hard: None }),
             cpus: Some("32-63".parse().unwrap()),
             mems: Some("1".parse().unwrap()),
             env: vec![Variable { name: "NCCL_IB_HCA".into(), value: "=mlx5_0:1".into() }],
@@ -261,7 +261,8 @@ mod tests {
             ..ContainerAdjustment::default()
         };
         assert_eq!(sent(&Grant::default(), &[]), marked);
-        let limit = Grant { memlock: Some(MemlockGrant { bytes: 1 }), ..Grant::default() };
+        let memlock = MemlockGrant { bytes: 1, higher_hard: None };
+        let limit = Grant { memlock: Some(memlock), ..Grant::default() };
         assert_eq!(sent(&limit, &[]).linux, None);
         let cpus = Grant { cpus: Some("3".parse().unwrap()), ..Grant::default() };
         let linux = sent(&cpus, &[]).linux.unwrap();

@@ -79,7 +79,8 @@ mod tests {
             reasons: vec![Reason { about: "memlock".into(), text: "unlimited".into() }],
             ..Grant::default()
         };
-        let limit = Grant { memlock: Some(MemlockGrant { bytes: 1 << 30 }), ..Grant::default() };
+        let memlock = MemlockGrant { bytes: 1 << 30, higher_hard: None };
+        let limit = Grant { memlock: Some(memlock), ..Grant::default() };
         assert_eq!(nothing.digest(), said.digest());
         assert_ne!(nothing.digest(), limit.digest());
         // The same on every build.

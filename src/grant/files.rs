@@ -5,7 +5,7 @@ use super::environment::present;
 use super::nodes::covers;
 use super::{Case, GrantedFile, GrantedMount, Notes, TopologyFile, Variable};
 use crate::inventory::PciAddress;
-use crate::request::EnvFamily;
+use crate::request::{EnvFamily, is_unprintable};
 
 /// Where NCCL looks for its configuration.
 const NCCL_CONF: &str = "/etc/nccl.conf";
@@ -54,7 +54,7 @@ fn nccl_conf(case: &Case<'_>, variables: &[Variable]) -> String {
     let ours = variables.iter().map(|ours| (ours.name.as_str(), ours.value.as_str()));
     let mut lines: std::collections::BTreeMap<&str, &str> = std::collections::BTreeMap::new();
     for (name, value) in own.chain(ours) {
-        let fits = |text: &str| !text.is_empty() && !text.contains(char::is_control);
+        let fits = |text: &str| !text.is_empty() && !text.contains(is_unprintable);
         if name.starts_with("NCCL_") && !name.contains('=') && fits(name) && fits(value) {
             lines.insert(name, value);
         }

@@ -70,7 +70,8 @@ pub(super) fn raise(case: &Case<'_>, notes: &mut Notes) -> Result<Option<Memlock
         ),
     }
     remark_on_ipc_lock(case, notes);
-    Ok(Some(MemlockGrant { bytes }))
+    let higher_hard = request.container.memlock_hard.filter(|hard| *hard > bytes);
+    Ok(Some(MemlockGrant { bytes, higher_hard }))
 }
 
 /// Says why the capability that people know does not help.

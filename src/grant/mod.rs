@@ -172,11 +172,22 @@ pub struct DeviceNode {
     pub rule_only: bool,
 }
 
-/// Locked-memory limit to set: soft and hard alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Locked-memory limit to set: soft and hard alike, unless a higher hard one is there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemlockGrant {
     /// Bytes; `u64::MAX` is no limit.
     pub bytes: u64,
+    /// The hard limit in bytes, where the container has a higher one than `bytes`: a limit is
+    /// never lowered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub higher_hard: Option<u64>,
+}
+
+impl MemlockGrant {
+    /// The hard limit to set, in bytes.
+    pub fn hard(self) -> u64 {
+        self.higher_hard.map_or(self.bytes, |hard| hard.max(self.bytes))
+    }
 }
 
 /// An environment variable to set.

@@ -59,6 +59,7 @@ pub(super) fn add(
             nodes.push(node);
         }
     }
+    warn_of_mode(case, &nodes, notes);
     Ok(nodes)
 }
 
@@ -102,20 +103,45 @@ fn complete(
             ),
         ));
     }
-    if container.user_namespace && device.mode.is_some_and(|mode| mode & 0o006 != 0o006) {
-        // There the node is the host's own, bound: nobody can make one in a user namespace.
+    // In a user namespace, where nobody can make one, and by a mount the node is the host's own.
+    let stranger = if container.user_namespace {
+        Some("in a user namespace".to_owned())
+    } else {
+        let user = container.uid.filter(|uid| mounted && *uid != 0);
+        user.map(|uid| format!("that runs as uid {uid}"))
+    };
+    if let (Some(stranger), Some(mode)) = (stranger, device.mode.filter(|mode| mode & 6 != 6)) {
         notes.warn(
             "nodes",
             format!(
-                "{path} has mode {:04o} on the node: a container in a user namespace cannot open \
-                 it",
-                device.mode.unwrap_or_default()
+                "{path} has mode {mode:04o} on the node: a container {stranger} cannot open it"
             ),
         );
     }
     let what = if mounted { "a rule for" } else { "added" };
     notes.reason("nodes", format!("{what} {path} ({major}:{minor})"));
     Ok(Some(DeviceNode { path, major, minor, mode, rule_only: mounted }))
+}
+
+/// Says that only root can open a node, where the container's user is not known to be root.
+fn warn_of_mode(case: &Case<'_>, nodes: &[DeviceNode], notes: &mut Notes) {
+    let container = &case.request.container;
+    let closed: Vec<&str> = nodes
+        .iter()
+        .filter(|node| !node.rule_only && node.mode == ROOT)
+        .map(|node| node.path.as_str())
+        .collect();
+    if !closed.is_empty() && container.uid.is_none() {
+        notes.warn(
+            "nodes",
+            format!(
+                "{} made with mode {ROOT:04o}: which user the container runs as cannot be seen \
+                 here, and one that is not root cannot open {}",
+                list(&closed),
+                if closed.len() == 1 { "it" } else { "them" }
+            ),
+        );
+    }
 }
 
 fn uverbs<'a>(

@@ -1,7 +1,7 @@
 //! How decisions are worded: short lists, sizes, and tenants' text made fit for one line.
 
 use super::Refusal;
-use crate::request::{Key, Request, SUFFIX};
+use crate::request::{Key, Request, SUFFIX, is_unprintable};
 
 /// Names in a list before the rest is only counted.
 const LISTED: usize = 16;
@@ -22,10 +22,11 @@ pub(super) fn asked(request: &Request, key: Key) -> String {
     )
 }
 
-/// A tenant's text on one line: control characters escaped, the middle of a long one left out.
+/// A tenant's text on one line: what does not print as itself is escaped, the end of a long one left
+/// out.
 pub(super) fn quote(text: &str) -> String {
     let printable =
-        |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+        |c: char| if is_unprintable(c) { c.escape_default().to_string() } else { c.into() };
     let mut quoted: String = text.chars().take(QUOTED).map(printable).collect();
     if text.chars().nth(QUOTED).is_some() {
         quoted.push('…');
@@ -101,6 +102,7 @@ mod tests {
     fn tenants_text_stays_on_one_line() {
         assert_eq!(quote("a\nb\u{7}"), "a\\nb\\u{7}");
         assert_eq!(quote("größe"), "größe");
+        assert_eq!(quote("a\u{202e}b\u{2028}c"), "a\\u{202e}b\\u{2028}c");
         let long = "x".repeat(500);
         assert_eq!(quote(&long).chars().count(), QUOTED + 1);
     }

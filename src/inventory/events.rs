@@ -10,9 +10,10 @@
 //! GID of a pod's address: for those there is a slow rescan, and pods are read on their own.
 //!
 //! Pods come and go all day on a busy node, and each brings a veth. Those are left out, with their
-//! addresses, so that they do not cause a rescan each. A quiet node wakes nobody.
+//! addresses, and so is what a bridge says when they join it, so that they do not cause a rescan
+//! each. A quiet node wakes nobody.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 
@@ -31,6 +32,9 @@ use crate::roots::Roots;
 const BUFFER: usize = 4096;
 /// Most notifications that are read in one go. With more than that, everything is in doubt anyway.
 const BURST: usize = 4096;
+
+/// Family of what is told of a bridge's ports (`linux/socket.h`).
+const AF_BRIDGE: u8 = 7;
 
 /// Which parts of the inventory are in doubt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -68,8 +72,8 @@ impl Changes {
 pub struct Events {
     poll: Epoll,
     sources: Vec<(Source, Listener)>,
-    /// `ifindex`es of the veths that came since this was opened.
-    veths: BTreeSet<u32>,
+    /// Interfaces that have been announced since this was opened.
+    links: Links,
     /// Where `ib_core` shows itself.
     core: PathBuf,
     remarks: Vec<String>,
@@ -92,7 +96,7 @@ impl Events {
         let mut events = Self {
             poll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             sources: Vec::new(),
-            veths: BTreeSet::new(),
+            links: Links::default(),
             core: roots.sys.join("class/infiniband"),
             remarks: Vec::new(),
         };
@@ -126,7 +130,7 @@ impl Events {
                     Ok(Heard::Datagram(datagram)) => changes.add(match source {
                         Source::Monitor => Changes { rdma: true, ..Changes::default() },
                         Source::Uevent => uevent(datagram),
-                        Source::Route => route_change(datagram, &mut self.veths),
+                        Source::Route => self.links.change(datagram),
                     }),
                     Ok(Heard::Lost) => changes = Changes::ALL,
                     Err(error) => {
@@ -207,36 +211,61 @@ fn uevent(message: &[u8]) -> Changes {
     }
 }
 
-/// What a notification of rtnetlink puts in doubt.
-fn route_change(datagram: &[u8], veths: &mut BTreeSet<u32>) -> Changes {
-    let mut changes = Changes::default();
-    for message in messages(datagram) {
-        let Ok((header, body)) = message else {
-            // Cut short: what it was about is all that is known.
-            changes.add(Changes { netdev: true, address: true, ..Changes::default() });
-            break;
-        };
-        match header.message_type {
-            route::RTM_NEWLINK | route::RTM_DELLINK => {
-                let link = Link::parse(body).ok();
-                match link.filter(|link| link.kind.as_deref() == Some("veth")) {
-                    None => changes.netdev = true,
-                    Some(veth) if header.message_type == route::RTM_NEWLINK => {
-                        veths.insert(veth.index);
-                    }
-                    Some(veth) => {
-                        veths.remove(&veth.index);
-                    }
+/// Interfaces as they were last announced, by `ifindex`; `None` is a veth.
+#[derive(Debug, Default)]
+struct Links(BTreeMap<u32, Option<Link>>);
+
+impl Links {
+    /// What a notification of rtnetlink puts in doubt.
+    fn change(&mut self, datagram: &[u8]) -> Changes {
+        let mut changes = Changes::default();
+        for message in messages(datagram) {
+            let Ok((header, body)) = message else {
+                // Cut short: what it was about is all that is known.
+                changes.add(Changes { netdev: true, address: true, ..Changes::default() });
+                break;
+            };
+            match header.message_type {
+                // Of an interface as a bridge's port. That it joined or left is told once more, as
+                // of an interface.
+                route::RTM_NEWLINK | route::RTM_DELLINK if body.first() == Some(&AF_BRIDGE) => {}
+                route::RTM_NEWLINK => {
+                    changes.netdev |= Link::parse(body).map_or(true, |link| self.add(link))
                 }
+                route::RTM_DELLINK => {
+                    let known = Link::parse(body).ok().and_then(|link| {
+                        let veth = is_veth(&link);
+                        self.0.remove(&link.index).or_else(|| veth.then_some(None))
+                    });
+                    changes.netdev |= known != Some(None);
+                }
+                route::RTM_NEWADDR | route::RTM_DELADDR => {
+                    let address = route::Address::parse(body).ok().flatten();
+                    changes.address |=
+                        address.is_none_or(|address| self.0.get(&address.index) != Some(&None));
+                }
+                _ => {}
             }
-            route::RTM_NEWADDR | route::RTM_DELADDR => {
-                let address = route::Address::parse(body).ok().flatten();
-                changes.address |= address.is_none_or(|address| !veths.contains(&address.index));
-            }
-            _ => {}
         }
+        changes
     }
-    changes
+
+    /// Takes over an interface. True: it is not as it was, and no veth.
+    fn add(&mut self, mut link: Link) -> bool {
+        if link.kind.as_deref() == Some("bridge") {
+            // It takes both from its ports, and no adapter is a bridge.
+            link.address.clear();
+            link.up = false;
+        }
+        let index = link.index;
+        let now = (!is_veth(&link)).then_some(link);
+        let there = now.is_some();
+        self.0.insert(index, now.clone()).is_none_or(|before| before != now) && there
+    }
+}
+
+fn is_veth(link: &Link) -> bool {
+    link.kind.as_deref() == Some("veth")
 }
 
 #[cfg(test)]
@@ -252,12 +281,12 @@ mod tests {
 
     fn recorded_changes(mark: &str) -> Changes {
         let mut changes = Changes::default();
-        let mut veths = BTreeSet::new();
+        let mut links = Links::default();
         for datagram in recorded_after(mark, "uevent") {
             changes.add(uevent(&datagram));
         }
         for datagram in recorded_after(mark, "rtnl") {
-            changes.add(route_change(&datagram, &mut veths));
+            changes.add(links.change(&datagram));
         }
         changes
     }
@@ -286,25 +315,25 @@ mod tests {
 
     #[test]
     fn an_address_of_a_veth_is_a_pods_affair() {
-        let mut veths = BTreeSet::new();
+        let mut links = Links::default();
         for datagram in recorded_after("veth", "rtnl") {
-            route_change(&datagram, &mut veths);
+            links.change(&datagram);
         }
-        assert_eq!(veths.len(), 1);
+        assert_eq!(links.0.values().filter(|link| link.is_none()).count(), 1);
         // The recorded address is of interface 2.
         let address = &recorded_after("addr add", "rtnl")[0];
-        assert!(route_change(address, &mut veths).address);
-        assert!(!route_change(address, &mut BTreeSet::from([2])).any());
+        assert!(links.change(address).address);
+        assert!(!Links(BTreeMap::from([(2, None)])).change(address).any());
         for datagram in recorded_after("netns del", "rtnl") {
-            route_change(&datagram, &mut veths);
+            links.change(&datagram);
         }
-        assert_eq!(veths, BTreeSet::new());
+        assert!(links.0.values().all(Option::is_some), "{links:?}");
     }
 
     #[test]
     fn what_is_cut_short_puts_in_doubt_what_it_may_have_been() {
         let datagram = &recorded_after("net rename", "rtnl")[0];
-        let changes = route_change(&datagram[..200], &mut BTreeSet::new());
+        let changes = Links::default().change(&datagram[..200]);
         assert!(changes.netdev && changes.address);
     }
 
@@ -343,6 +372,23 @@ mod tests {
         ip("address add 10.9.0.7/24 dev mac0");
         assert!(woken(&events, 5000));
         assert!(events.drain().address);
+        // Pods that join a bridge: the bridge itself counts once.
+        ip("link add br0 type bridge");
+        ip("link set br0 up");
+        ip("link add name ve type veth peer name vf");
+        ip("link set ve master br0");
+        ip("link set ve up");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        assert!(events.drain().netdev);
+        ip("link add name vc type veth peer name vd");
+        ip("link set vd up");
+        ip("link set vc up");
+        ip("link set vc master br0");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        ip("link del vc");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let changes = events.drain();
+        assert!(!changes.netdev && !changes.address, "{changes:?}");
     }
 
     /// What happens to `rxe0` is noticed, what pods do is not.

@@ -14,6 +14,8 @@ pub struct RuntimeLimits {
     pub memlock: Option<u64>,
     /// The limit to which it may raise a container's: `None` is any.
     pub ceiling: Option<u64>,
+    /// Its hard limit of locked memory, likewise.
+    pub hard: Option<u64>,
 }
 
 /// `CAP_SYS_RESOURCE` (`linux/capability.h`), with which limits may be raised above the hard one.
@@ -35,7 +37,8 @@ fn read(folder: &Path) -> io::Result<RuntimeLimits> {
     let status = fs::read_to_string(folder.join("status"))?;
     let map = fs::read_to_string(folder.join("uid_map"))?;
     let unbounded = may_raise(&status) && is_initial(&map);
-    Ok(RuntimeLimits { memlock: Some(soft), ceiling: (!unbounded).then_some(hard) })
+    let ceiling = (!unbounded).then_some(hard);
+    Ok(RuntimeLimits { memlock: Some(soft), ceiling, hard: Some(hard) })
 }
 
 /// Soft and hard limit of locked memory from the text of `/proc/PID/limits`.
@@ -90,13 +93,23 @@ mod tests {
             )
         };
         let full = "000001ffffffffff";
-        let known = |memlock, ceiling| RuntimeLimits { memlock: Some(memlock), ceiling };
+        let known = |memlock, ceiling, hard| RuntimeLimits {
+            memlock: Some(memlock),
+            ceiling,
+            hard: Some(hard),
+        };
         for (soft, hard, capabilities, map, expected) in [
-            ("8388608", "8388608", full, INITIAL, known(8 << 20, None)),
-            ("unlimited", "unlimited", full, INITIAL, known(u64::MAX, None)),
-            ("65536", "131072", "0000000000000000", INITIAL, known(65536, Some(131_072))),
-            ("65536", "unlimited", "0", INITIAL, known(65536, Some(u64::MAX))),
-            ("65536", "65536", full, "0 1000 1\n1 100000 65536\n", known(65536, Some(65536))),
+            ("8388608", "8388608", full, INITIAL, known(8 << 20, None, 8 << 20)),
+            ("unlimited", "unlimited", full, INITIAL, known(u64::MAX, None, u64::MAX)),
+            ("65536", "131072", "0000000000000000", INITIAL, known(65536, Some(131_072), 131_072)),
+            ("65536", "unlimited", "0", INITIAL, known(65536, Some(u64::MAX), u64::MAX)),
+            (
+                "65536",
+                "65536",
+                full,
+                "0 1000 1\n1 100000 65536\n",
+                known(65536, Some(65536), 65536),
+            ),
         ] {
             assert_eq!(limits(&text(soft, hard), capabilities, map), expected, "{soft} {hard}");
         }

@@ -2,7 +2,7 @@
 //! within its time and none by a panic.
 
 use super::arrival::Arrivals;
-use super::plugin::{Configuration, Mishap, Pieces, Plugin};
+use super::plugin::{Configuration, Mishap, MishapKind, Pieces, Plugin};
 use super::proto::{
     ConfigureRequest, ConfigureResponse, Container, ContainerRequest, ContainerUpdate,
     CreateContainerRequest, Empty, Event, PodRequest, PodSandbox, StateChangeEvent,
@@ -204,12 +204,16 @@ impl Calls {
     async fn answer(
         &self,
         method: Method,
-        request: Vec<u8>,
+        request: &mut Vec<u8>,
         may_fail: &AtomicBool,
     ) -> Result<Vec<u8>, Failure> {
         match method {
             Method::Configure => self.configure(decode(request)?).await,
-            Method::Synchronize => self.synchronize(decode(request)?).await,
+            Method::Synchronize => {
+                // To be rid of the bytes before the plugin works on what they say: they are many.
+                let decoded = decode(&std::mem::take(request));
+                self.synchronize(decoded?).await
+            }
             Method::Shutdown => Ok(encode(&Empty {})),
             Method::CreateContainer => {
                 let CreateContainerRequest { pod, container } = decode(request)?;
@@ -362,27 +366,23 @@ impl MethodHandler for Call {
         let begun = self.calls.arrivals.take(context.mh.stream_id).unwrap_or_else(Instant::now);
         let (allowed, deadline) = self.calls.limits(self.method, begun, context.timeout_nano);
         let may_fail = AtomicBool::new(true);
-        let answer = self.calls.answer(self.method, request.payload, &may_fail);
+        let mut payload = request.payload;
+        let answer = self.calls.answer(self.method, &mut payload, &may_fail);
         let answer = Guarded(Box::pin(answer));
         let answer = match tokio::time::timeout_at(deadline, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(panic)) => {
                 let panic = panic_text(panic.as_ref());
-                tracing::error!(call = self.name, panic, "a call panicked");
-                self.tell(Mishap::Panic);
-                excuse(&may_fail, format!("rdma-ctk: internal error: {}: {panic}", self.name))
+                let text = format!("internal error: {}: {panic}", self.name);
+                self.excuse(MishapKind::Panic, &may_fail, text, &payload)
             }
             Err(_) => {
                 let elapsed = millis_of(begun.elapsed());
-                tracing::error!(call = self.name, elapsed_ms = elapsed, "a call was too slow");
-                self.tell(Mishap::Late);
-                excuse(
-                    &may_fail,
-                    format!(
-                        "rdma-ctk: {}: no answer within {elapsed} ms, see the log of rdma-ctk",
-                        self.name
-                    ),
-                )
+                let text = format!(
+                    "{}: no answer within {elapsed} ms, see the log of rdma-ctk",
+                    self.name
+                );
+                self.excuse(MishapKind::Late, &may_fail, text, &payload)
             }
         };
         let elapsed = begun.elapsed();
@@ -409,16 +409,44 @@ impl MethodHandler for Call {
 }
 
 impl Call {
-    fn tell(&self, mishap: Mishap) {
-        let tell = || self.calls.plugin.mishap(self.name, mishap);
+    /// What a call is answered that went wrong in this way. The plugin is told whom it was about.
+    fn excuse(
+        &self,
+        kind: MishapKind,
+        may_fail: &AtomicBool,
+        text: String,
+        request: &[u8],
+    ) -> Result<Vec<u8>, Failure> {
+        let failed = may_fail.load(Ordering::Relaxed);
+        let answer =
+            if failed { Err(Failure::from(format!("rdma-ctk: {text}"))) } else { Ok(Vec::new()) };
+        let (pod, container) = self.method.subject(request);
+        let mishap = Mishap { call: self.name, kind, failed, text, pod, container };
+        let tell = || self.calls.plugin.mishap(mishap);
         if catch_unwind(AssertUnwindSafe(tell)).is_err() {
-            tracing::error!(call = self.name, "the plugin panicked when it was told");
+            tracing::error!(call = self.name, "the plugin panicked when it was told of a mishap");
         }
+        answer
     }
 }
 
-fn excuse(may_fail: &AtomicBool, text: String) -> Result<Vec<u8>, Failure> {
-    if may_fail.load(Ordering::Relaxed) { Err(Failure::from(text)) } else { Ok(Vec::new()) }
+impl Method {
+    /// The pod and the container that a request is about, as far as it tells.
+    fn subject(self, request: &[u8]) -> (Option<PodSandbox>, Option<Container>) {
+        match self {
+            Self::Configure | Self::Synchronize | Self::Shutdown => (None, None),
+            Self::StateChange => StateChangeEvent::decode(request)
+                .map(|event| (event.pod, event.container))
+                .unwrap_or_default(),
+            // The others have both in the same two fields.
+            Self::CreateContainer
+            | Self::UpdateContainer
+            | Self::ValidateContainerAdjustment
+            | Self::Dedicated(_) => ContainerRequest::decode(request)
+                .map(|request| (request.pod, request.container))
+                .unwrap_or_default(),
+        }
+    }
 }
 
 /// A call that may panic.
@@ -441,9 +469,8 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason given")
 }
 
-fn decode<M: Message + Default>(request: Vec<u8>) -> Result<M, Failure> {
-    // Takes the bytes to be rid of them before the plugin works on what they say.
-    M::decode(request.as_slice())
+fn decode<M: Message + Default>(request: &[u8]) -> Result<M, Failure> {
+    M::decode(request)
         .map_err(|e| Failure(Code::INVALID_ARGUMENT, format!("rdma-ctk: malformed request: {e}")))
 }
 

@@ -14,8 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// The first pause before the runtime is dialled again, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+/// The first pause before the runtime is dialled again.
+const PAUSE: Duration = Duration::from_millis(250);
+/// The longest pause while there is nobody to dial: a look costs nothing, and what a runtime that
+/// comes back creates in the meantime goes without us.
+const AWAY: Duration = Duration::from_secs(1);
+/// The longest pause after sessions that come to nothing, which cost the runtime something too.
+const IN_VAIN: Duration = Duration::from_secs(5);
 
 /// How often somebody who stands by looks whether the runtime that started it lives.
 const UNWANTED: Duration = Duration::from_secs(60);
@@ -158,7 +163,7 @@ async fn kept<F: Future<Output = ()>>(
     tracing::warn!("the runtime's own connection is lost: {end}");
     // A runtime that ends closes its descriptors before its children get another parent.
     tokio::select! {
-        () = tokio::time::sleep(PAUSE.0) => {}
+        () = tokio::time::sleep(PAUSE) => {}
         () = stop.as_mut() => return Ok(()),
     }
     let lock = match lock {
@@ -181,8 +186,12 @@ async fn dial<F: Future<Output = ()>>(
     let mut attempt = 0;
     let mut told = String::new();
     while wanted() {
+        let mut longest = IN_VAIN;
         let failed = match UnixStream::connect(&options.socket).await {
-            Err(error) => format!("cannot reach {}: {error}", options.socket.display()),
+            Err(error) => {
+                longest = AWAY;
+                format!("cannot reach {}: {error}", options.socket.display())
+            }
             Ok(stream) => {
                 let identity = &options.identity;
                 plugin.connected(peer(&stream));
@@ -203,7 +212,7 @@ async fn dial<F: Future<Output = ()>>(
             told = failed;
         }
         tokio::select! {
-            () = tokio::time::sleep(pause(attempt, std::process::id())) => {}
+            () = tokio::time::sleep(pause(attempt, longest, std::process::id())) => {}
             () = stop.as_mut() => return,
         }
         attempt = attempt.saturating_add(1);
@@ -220,9 +229,8 @@ fn peer(stream: &UnixStream) -> Option<u32> {
 
 /// The pause after so many failures: doubled each time, shortened by up to a quarter so that those
 /// who fail together do not come back together.
-fn pause(attempt: u32, seed: u32) -> Duration {
-    let (first, longest) = PAUSE;
-    let doubled = first.saturating_mul(1 << attempt.min(10)).min(longest);
+fn pause(attempt: u32, longest: Duration, seed: u32) -> Duration {
+    let doubled = PAUSE.saturating_mul(1 << attempt.min(10)).min(longest);
     // The middle digits of a product: any seed gives another sequence.
     let mixed = seed.wrapping_mul(2_654_435_761).wrapping_add(attempt.wrapping_mul(40_503)) >> 16;
     doubled - doubled / 4 * (mixed % 256) / 256
@@ -441,16 +449,19 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_to_five_seconds() {
+    fn pauses_grow() {
         for seed in [0, 1, 77, 4_194_304, u32::MAX] {
             for (attempt, longest) in
                 [(0, 250), (1, 500), (2, 1000), (3, 2000), (4, 4000), (5, 5000), (9999, 5000)]
             {
-                let pause = pause(attempt, seed).as_millis();
+                let away = pause(attempt, AWAY, seed).as_millis();
+                assert!(away <= longest.min(1000) && away >= longest.min(1000) * 3 / 4, "{away}");
+                let pause = pause(attempt, IN_VAIN, seed).as_millis();
                 assert!(pause <= longest && pause >= longest * 3 / 4, "{seed} {attempt}: {pause}");
             }
         }
-        let spread: std::collections::BTreeSet<_> = (1000..1100).map(|pid| pause(5, pid)).collect();
+        let spread: std::collections::BTreeSet<_> =
+            (1000..1100).map(|pid| pause(5, IN_VAIN, pid)).collect();
         assert!(spread.len() > 50, "{spread:?}");
     }
 }

@@ -81,6 +81,7 @@ pub fn container(
     let resources = linux.and_then(|linux| linux.resources.as_ref());
     let cpu = resources.and_then(|resources| resources.cpu.as_ref());
     let set = |list: &str| list.parse().ok().filter(|set: &CpuSet| !set.is_empty());
+    let (memlock, memlock_hard) = memlock(container, runtime, limits);
     let mut pod = pod(sandbox);
     pod.host_network = network(sandbox, Some(container)) == Network::Host;
     request::Container {
@@ -88,7 +89,7 @@ pub fn container(
         name: container.name.clone(),
         pod,
         uid: container.user.as_ref().filter(|_| runtime.can.user_visible).map(|user| user.uid),
-        user_namespace: namespace(sandbox, Some(container), "user").is_some(),
+        user_namespace: namespaces(sandbox, Some(container), "user").next().is_some(),
         args: container.args.clone(),
         env: container.env.iter().map(|entry| variable(entry)).collect(),
         mounts: container
@@ -103,7 +104,8 @@ pub fn container(
         devices: linux.map(devices).unwrap_or_default(),
         all_devices: resources.is_some_and(allows_all),
         capabilities: None,
-        memlock: memlock(container, runtime, limits),
+        memlock,
+        memlock_hard,
         cpus: cpu.and_then(|cpu| set(&cpu.cpus)),
         mems: cpu.and_then(|cpu| set(&cpu.mems)),
         cpu_limit_milli: cpu.and_then(|cpu| {
@@ -141,27 +143,30 @@ pub fn may_claim(container: &Container, node: &Node) -> bool {
 /// host's may be there as one of its own too: containerd 2.1 names `/proc/PID/ns/net` of a process
 /// that is in the host's namespace. Whoever looks into it will see.
 pub fn network(sandbox: &PodSandbox, container: Option<&Container>) -> Network {
-    if let Some(path) = namespace(sandbox, container, "network").filter(|path| !path.is_empty()) {
-        return match plain(Path::new(path)) {
-            true => Network::Own(path.into()),
-            false => Network::Unknown,
-        };
+    let mut entries = namespaces(sandbox, container, "network").peekable();
+    if entries.peek().is_none() {
+        // Docker sends pods without anything in them.
+        return if sandbox.linux.is_none() { Network::Unknown } else { Network::Host };
     }
-    // Docker sends pods without anything in them.
-    if sandbox.linux.is_none() { Network::Unknown } else { Network::Host }
+    // An entry without a path is a namespace of its own that is still to be made
+    // (`linux.namespaces` of the OCI runtime specification).
+    match entries.find(|path| !path.is_empty()) {
+        Some(path) if plain(Path::new(path)) => Network::Own(path.into()),
+        _ => Network::Unknown,
+    }
 }
 
-/// The path of a namespace, empty for one that is not made yet; `None`: the host's is shared.
-fn namespace<'a>(
+/// Paths of a namespace, the pod's first, empty for one that is not made yet; none: the host's is
+/// shared.
+fn namespaces<'a>(
     sandbox: &'a PodSandbox,
     container: Option<&'a Container>,
     kind: &str,
-) -> Option<&'a str> {
+) -> impl Iterator<Item = &'a str> {
     let pods = sandbox.linux.iter().flat_map(|linux| &linux.namespaces);
     let own = container.and_then(|container| container.linux.as_ref());
     let all = pods.chain(own.into_iter().flat_map(|linux| &linux.namespaces));
-    let mut found = all.filter(|LinuxNamespace { r#type, .. }| r#type == kind);
-    found.next().map(|namespace| namespace.path.as_str())
+    all.filter(move |LinuxNamespace { r#type, .. }| r#type == kind).map(|entry| entry.path.as_str())
 }
 
 /// An entry of the environment; one without `=` has no value.
@@ -196,13 +201,18 @@ fn allows_all(resources: &LinuxResources) -> bool {
         .is_some_and(|rule| rule.allow)
 }
 
-fn memlock(container: &Container, runtime: &Runtime, limits: RuntimeLimits) -> Limit {
+/// The soft limit of locked memory, and the hard one.
+fn memlock(
+    container: &Container,
+    runtime: &Runtime,
+    limits: RuntimeLimits,
+) -> (Limit, Option<u64>) {
     let own = container.rlimits.iter().rev().find(|limit| limit.r#type == MEMLOCK);
     match own {
         // Of several entries the last one counts, and an entry seen is an entry there.
-        Some(limit) => Limit::Own(limit.soft),
-        None if runtime.can.rlimits_visible => Limit::Inherited(limits.memlock),
-        None => Limit::Invisible,
+        Some(limit) => (Limit::Own(limit.soft), Some(limit.hard)),
+        None if runtime.can.rlimits_visible => (Limit::Inherited(limits.memlock), limits.hard),
+        None => (Limit::Invisible, None),
     }
 }
 
@@ -295,7 +305,7 @@ mod tests {
     }
 
     fn seen(container: &Container, version: &str) -> request::Container {
-        let limits = RuntimeLimits { memlock: Some(8 << 20), ceiling: None };
+        let limits = RuntimeLimits { memlock: Some(8 << 20), ceiling: None, hard: Some(9 << 20) };
         super::container(&sandbox(&[], ""), container, &containerd(version), limits)
     }
 
@@ -305,12 +315,19 @@ mod tests {
         for (namespaces, expected) in [
             (&[("network", "/run/netns/cni-1"), ("pid", "")][..], own),
             (&[("pid", "")], Network::Host),
+            (&[("network", "")], Network::Unknown),
             (&[], Network::Host),
             (&[("network", "/run/netns/../x")], Network::Unknown),
         ] {
             assert_eq!(network(&sandbox(namespaces, ""), None), expected, "{namespaces:?}");
         }
         assert_eq!(network(&PodSandbox::default(), None), Network::Unknown);
+        let entry = LinuxNamespace { r#type: "network".into(), path: "/run/netns/cni-2".into() };
+        let linux = LinuxContainer { namespaces: vec![entry], ..LinuxContainer::default() };
+        let container = Container { linux: Some(linux), ..Container::default() };
+        let found = network(&sandbox(&[("network", "")], ""), Some(&container));
+        assert_eq!(found, Network::Own("/run/netns/cni-2".into()));
+        assert!(!pod(&sandbox(&[("network", "")], "")).host_network);
         assert!(pod(&sandbox(&[], "")).host_network);
         assert!(!pod(&PodSandbox::default()).host_network);
     }
@@ -348,13 +365,14 @@ mod tests {
             rlimits: vec![limit(1, 1), other, limit(u64::MAX, 65536)],
             ..Container::default()
         };
-        for (container, version, expected) in [
-            (&none, "2.1.9", Limit::Invisible),
-            (&none, "2.3.0", Limit::Inherited(Some(8 << 20))),
-            (&twice, "2.3.0", Limit::Own(65536)),
-            (&twice, "2.1.9", Limit::Own(65536)),
+        for (container, version, expected, hard) in [
+            (&none, "2.1.9", Limit::Invisible, None),
+            (&none, "2.3.0", Limit::Inherited(Some(8 << 20)), Some(9 << 20)),
+            (&twice, "2.3.0", Limit::Own(65536), Some(u64::MAX)),
+            (&twice, "2.1.9", Limit::Own(65536), Some(u64::MAX)),
         ] {
-            assert_eq!(seen(container, version).memlock, expected, "{version}");
+            let seen = seen(container, version);
+            assert_eq!((seen.memlock, seen.memlock_hard), (expected, hard), "{version}");
         }
     }
 

@@ -25,7 +25,7 @@ pub mod version;
 
 pub use connect::{Options, RunError, run};
 pub use launch::{LaunchError, Launched};
-pub use plugin::{Configuration, Identity, IdentityError, Mishap, Pieces, Plugin};
+pub use plugin::{Configuration, Identity, IdentityError, Mishap, MishapKind, Pieces, Plugin};
 pub use session::{Reason, SessionEnd, Stage, serve};
 pub use standby::{Lock, LockError};
 pub use version::{Can, Events, Feature, Runtime};

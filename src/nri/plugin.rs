@@ -150,9 +150,9 @@ pub trait Plugin: Send + Sync + 'static {
         Ok(())
     }
 
-    /// A call of that name went wrong in this way, and was answered in the session's words.
-    fn mishap(&self, call: &'static str, mishap: Mishap) {
-        let _ = (call, mishap);
+    /// A call went wrong, and was answered in the session's words.
+    fn mishap(&self, mishap: Mishap) {
+        drop(mishap);
     }
 
     /// A session has ended; [`Self::configure`] begins the next.
@@ -161,9 +161,26 @@ pub trait Plugin: Send + Sync + 'static {
     }
 }
 
+/// A call that went wrong.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mishap {
+    /// The call's name in the protocol.
+    pub call: &'static str,
+    /// How.
+    pub kind: MishapKind,
+    /// The answer was an error: what was asked for does not happen.
+    pub failed: bool,
+    /// What happened, in the words that are answered with.
+    pub text: String,
+    /// The pod that the call was about.
+    pub pod: Option<PodSandbox>,
+    /// The container that it was about.
+    pub container: Option<Container>,
+}
+
 /// How a call went wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Mishap {
+pub enum MishapKind {
     /// It panicked.
     Panic,
     /// Its time was up before it was done.

@@ -10,7 +10,10 @@ use super::proto::{
     ValidateContainerAdjustmentResponse,
 };
 use super::scripted::{Fault, Scripted};
-use super::{Configuration, Events, Identity, Pieces, Plugin, Reason, SessionEnd, Stage, serve};
+use super::{
+    Configuration, Events, Identity, Mishap, MishapKind, Pieces, Plugin, Reason, SessionEnd, Stage,
+    serve,
+};
 use async_trait::async_trait;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,6 +25,7 @@ use tokio::task::JoinHandle;
 struct Actor {
     seen: Mutex<Vec<String>>,
     configurations: Mutex<Vec<Configuration>>,
+    mishaps: Mutex<Vec<Mishap>>,
 }
 
 impl Actor {
@@ -65,6 +69,10 @@ impl Plugin for Actor {
         }
         let container_id = format!("of {} pods", pods.len());
         Ok(vec![ContainerUpdate { container_id, ..Default::default() }])
+    }
+
+    fn mishap(&self, mishap: Mishap) {
+        self.mishaps.lock().unwrap().push(mishap);
     }
 
     async fn run_pod_sandbox(&self, pod: PodSandbox) {
@@ -397,6 +405,15 @@ async fn a_panic_is_an_error_and_the_session_goes_on() {
     let request = PodRequest { pod: Some(pod("panic")) };
     let Empty {} = rig.runtime.call("RunPodSandbox", &request).await.unwrap();
     rig.create("bytes 1").await.unwrap();
+    // The plugin hears of both, and whom they were about.
+    let mishaps = std::mem::take(&mut *rig.plugin.mishaps.lock().unwrap());
+    let [creation, sandbox] = &mishaps[..] else { panic!("{mishaps:?}") };
+    assert_eq!(creation.container.as_ref().unwrap().name, "panic 7");
+    assert!(creation.pod.is_some());
+    assert_eq!((creation.call, creation.kind), ("CreateContainer", MishapKind::Panic));
+    assert_eq!((creation.failed, creation.text.as_str()), (true, &text["rdma-ctk: ".len()..]));
+    assert_eq!(sandbox.pod.as_ref().unwrap().name, "panic");
+    assert_eq!((sandbox.failed, &sandbox.container), (false, &None));
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::is_unprintable;
 use super::quantity::QuantityError;
 
 /// An annotation cannot be understood. The container that it reaches does not start: what its owner
@@ -132,7 +133,7 @@ pub(super) fn shown(text: &str) -> String {
             shown.push('…');
             break;
         }
-        if letter.is_control() {
+        if is_unprintable(letter) {
             // Writing to a String does not fail.
             let _ = write!(shown, "{}", letter.escape_default());
         } else {

@@ -13,6 +13,7 @@ pub mod quantity;
 mod dialect;
 mod error;
 mod key;
+mod printable;
 mod value;
 mod words;
 
@@ -26,6 +27,7 @@ use crate::policy::{Claims, Policy};
 pub use annotations::parse;
 pub use error::{Problem, RequestError};
 pub use key::{MARKER, TOLERATE, carries_grant, mentions_us, unmatched_scopes};
+pub(crate) use printable::is_unprintable;
 
 /// Suffix of every annotation key of ours.
 pub const SUFFIX: &str = "rdma-ctk.io";
@@ -414,6 +416,9 @@ pub struct Container {
     pub capabilities: Option<BTreeSet<String>>,
     /// `RLIMIT_MEMLOCK`.
     pub memlock: Limit,
+    /// Hard limit of locked memory in bytes, of the same origin; `None`: unknown.
+    #[serde(default)]
+    pub memlock_hard: Option<u64>,
     /// CPUs that it was given by somebody before us; `None`: nobody said.
     pub cpus: Option<CpuSet>,
     /// The CPUs were set by an earlier plugin of the same runtime, which owns them.

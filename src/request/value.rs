@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::error::{Problem, shown};
+use super::is_unprintable;
 use super::words::{Words, unknown};
 use super::{
     Devices, EnvFamily, EnvMode, Limits, Memlock, Requirement, Selector, capability, quantity,
@@ -99,7 +100,7 @@ fn name(text: &str, star: bool) -> Option<String> {
 /// A name that an interface can have (`dev_valid_name` of the kernel).
 fn netdev(text: &str) -> Option<String> {
     let fits = (1..16).contains(&text.len()) && text != "." && text != "..";
-    let plain = |c: char| !c.is_whitespace() && !c.is_control() && c != '/' && c != ':';
+    let plain = |c: char| !c.is_whitespace() && !is_unprintable(c) && c != '/' && c != ':';
     (fits && text.chars().all(plain)).then(|| text.to_owned())
 }
 

@@ -522,6 +522,89 @@ fn a_cut_after_the_backup_or_the_record_leads_back_too() {
     assert_eq!(fixture.everything(), before);
 }
 
+/// As if the machine had gone down after so many steps of an undo.
+#[test]
+fn an_undo_that_was_cut_short_is_taken_up_again() {
+    let main = "version = 3\nimports = ['/etc/containerd/conf.d/*.toml']\n";
+    for options in [version("1.7.34"), version("2.2.0"), plugin("2.1.9")] {
+        for text in [V2, main] {
+            let fixture = Fixture::new(&[(MAIN, text)]);
+            if options.form == Form::Plugin {
+                let path = fixture.path("plugins");
+                let table = format!("[plugins.'{TABLE}']\nplugin_path = '{}'\n", path.display());
+                fixture.write(MAIN, &format!("version = 3\n{table}"));
+            }
+            let before = fixture.everything();
+            apply(&fixture.roots, &fixture.plan(&options)).unwrap();
+            let backup = fixture.path("containerd/config.toml.rdma-ctk.bak");
+            let record = fixture.path("rdma-ctk/configured.json");
+            let marked = fs::read_to_string(&record).unwrap();
+            assert!(marked.contains("\"undoing\": false"), "{marked}");
+            fs::write(&record, marked.replace("\"undoing\": false", "\"undoing\": true")).unwrap();
+            if backup.exists() {
+                fs::rename(&backup, fixture.path(MAIN)).unwrap();
+            }
+            let back = undo_plan(&fixture.roots).unwrap();
+            undo(&fixture.roots, &back).unwrap();
+            assert_eq!(fixture.everything(), before);
+        }
+    }
+}
+
+#[test]
+fn configuring_after_half_an_undo_begins_anew() {
+    let fixture = Fixture::new(&[(MAIN, V2)]);
+    let before = fixture.everything();
+    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    let record = fixture.path("rdma-ctk/configured.json");
+    let marked = fs::read_to_string(&record).unwrap();
+    fs::write(&record, marked.replace("\"undoing\": false", "\"undoing\": true")).unwrap();
+    let backup = fixture.path("containerd/config.toml.rdma-ctk.bak");
+    fs::rename(&backup, fixture.path(MAIN)).unwrap();
+    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    assert!(backup.exists());
+    let back = undo_plan(&fixture.roots).unwrap();
+    undo(&fixture.roots, &back).unwrap();
+    assert_eq!(fixture.everything(), before);
+}
+
+#[test]
+fn a_backup_that_is_gone_is_told() {
+    let fixture = Fixture::new(&[(MAIN, V2)]);
+    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    let backup = fixture.path("containerd/config.toml.rdma-ctk.bak");
+    fs::remove_file(&backup).unwrap();
+    let error = undo_plan(&fixture.roots).unwrap_err();
+    assert!(matches!(error, ApplyError::NoBackup { .. }), "{error}");
+    assert!(error.to_string().contains("config.toml.rdma-ctk.bak, which is gone"), "{error}");
+    assert!(fixture.read(MAIN).contains("disable = false"));
+}
+
+/// As `containerd config dump` of 1.7.24 and 2.4.2 shows it for these two files.
+#[test]
+fn lists_and_tables_of_imports_come_together_by_version() {
+    let first = format!(
+        "[plugins.'{TABLE}']\ndisable = true\n[plugins.'{TABLE}'.default_validator]\n\
+         enable = true\nrequired_plugins = ['a', 'b']\n"
+    );
+    let second = format!(
+        "[plugins.'{TABLE}']\ndisable = false\n[plugins.'{TABLE}'.default_validator]\n\
+         required_plugins = ['c']\n"
+    );
+    let files = [first, second].map(|text| File::parse("x".into(), text).unwrap());
+    for (merge, validator) in [(Merge::Deep, Some(true)), (Merge::Whole, None)] {
+        let settings = settings(&files, merge);
+        assert_eq!(settings.disable, Some(false));
+        assert_eq!(settings.required_plugins, ["c"], "{merge:?}");
+        assert_eq!(settings.validator, validator, "{merge:?}");
+    }
+    // An empty list is one too.
+    let third = format!("[plugins.'{TABLE}'.default_validator]\nrequired_plugins = []\n");
+    let third = File::parse("x".into(), third).unwrap();
+    let settings = settings([&files[0], &third], Merge::Deep);
+    assert_eq!(settings.required_plugins, [""; 0]);
+}
+
 #[test]
 fn owner_and_mode_stay() {
     use std::os::unix::fs::PermissionsExt;

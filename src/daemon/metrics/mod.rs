@@ -15,7 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::records::seconds_since_1970;
-use crate::nri::Mishap;
+use crate::nri::MishapKind;
 
 /// Upper bounds of the times that calls take, in seconds: from what a container that asks nothing
 /// should take to the runtime's own limit.
@@ -139,10 +139,10 @@ impl Metrics {
     }
 
     /// One more call that went wrong.
-    pub fn mishap(&self, call: &'static str, mishap: Mishap) {
-        let kind = match mishap {
-            Mishap::Panic => "panic",
-            Mishap::Late => "late",
+    pub fn mishap(&self, call: &'static str, kind: MishapKind) {
+        let kind = match kind {
+            MishapKind::Panic => "panic",
+            MishapKind::Late => "late",
         };
         self.mishaps.get_or_create(&MishapLabel { call, kind }).inc();
     }
@@ -206,7 +206,7 @@ mod tests {
         metrics.grants.inc();
         metrics.refused(RefusalClass::NotReady);
         metrics.called("CreateContainer", Duration::from_micros(80));
-        metrics.mishap("CreateContainer", Mishap::Late);
+        metrics.mishap("CreateContainer", MishapKind::Late);
         let mut registry = Registry::default();
         metrics.register(&mut registry);
         let mut text = String::new();

@@ -1,16 +1,19 @@
 //! What becomes of containers that are created while the daemon is away, late or not ready.
 
-use std::sync::Mutex;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::net::UnixListener;
 
 use super::rig::{Plan, Rig, adjusted, container, pod};
+use crate::daemon::metrics::{ReasonLabel, RefusalClass};
+use crate::daemon::plugin::NriPlugin;
 use crate::daemon::records::Verdict;
 use crate::inventory::Node;
 use crate::nri::proto::{Container, ContainerState, Event, PodSandbox};
 use crate::nri::scripted::{Fault, Scripted};
+use crate::nri::{Mishap, MishapKind, Plugin};
 
 const ALL: &[(&str, &str)] = &[("devices.rdma-ctk.io", "all")];
 
@@ -48,6 +51,44 @@ async fn c60_a_slow_inventory_is_an_error_in_time_and_the_next_call_succeeds() {
     let text = session.create(&asks, &container(&asks, "c3", "main")).await.unwrap_err();
     assert!(!text.contains("not ready"), "{text}");
     assert!(session.runtime.violations().is_empty());
+}
+
+/// A call that panicked or was late has been answered by the session; who it was about is on record.
+#[tokio::test]
+async fn c60_a_call_that_went_wrong_is_on_record_with_its_pod() {
+    let rig = Rig::new("gpu-infiniband");
+    let session = rig.session("containerd", "2.1.9").await;
+    let asks = pod("asks", ALL);
+    let plugin = NriPlugin(Arc::clone(&rig.daemon));
+    let mishap = |call, failed, container: Option<Container>| Mishap {
+        call,
+        kind: MishapKind::Late,
+        failed,
+        text: format!("{call}: no answer within 1500 ms"),
+        pod: Some(asks.clone()),
+        container,
+    };
+    plugin.mishap(mishap("CreateContainer", true, Some(container(&asks, "c1", "main"))));
+    plugin.mishap(mishap("RunPodSandbox", false, None));
+    plugin.mishap(mishap("UpdateContainer", true, Some(container(&asks, "c2", "other"))));
+    let record = rig.record("c1").await;
+    let sentence = "CreateContainer: no answer within 1500 ms".to_owned();
+    assert_eq!((record.pod.name.as_str(), record.name.as_str()), ("asks", "main"));
+    assert_eq!(record.verdict, Verdict::Refused { sentence });
+    let [pod] = &rig.records().await.pods[..] else { panic!("one pod") };
+    assert_eq!(pod.pod.name, "asks");
+    assert_eq!(
+        pod.mishaps,
+        [
+            "RunPodSandbox: no answer within 1500 ms",
+            "container other: UpdateContainer: no answer within 1500 ms"
+        ]
+    );
+    let refusals = &rig.daemon.metrics.refusals;
+    let label = ReasonLabel { reason: RefusalClass::Internal };
+    assert_eq!(refusals.get_or_create(&label).get(), 1);
+    session.event(Event::RemovePodSandbox, &asks, None).await.unwrap();
+    assert!(rig.records().await.pods.is_empty());
 }
 
 #[tokio::test]

@@ -189,7 +189,7 @@ fn c61_what_slipped_through_is_named() {
         verdict: Verdict::Slipped { sentence: "started without RDMA".into() },
     });
     let unmatched = vec!["devices.rdma-ctk.io/container.trianer".to_owned()];
-    records.pods.push(PodRecord { pod, at: 0, unmatched });
+    records.pods.push(PodRecord { pod, at: 0, unmatched, mishaps: Vec::new() });
     let findings = look("slipped", Path::new("/nowhere"), &Node::default(), &records);
     assert_eq!(
         sentences(&findings),

@@ -27,7 +27,7 @@ fn a_claim_gets_the_limit_and_no_adapter_more() {
     let mut asks = claim(&["mlx5_1"]);
     let granted = grant(&asks, &node, &PodView::Host);
     assert_eq!(names(&granted), ["mlx5_1"]);
-    assert_eq!(granted.memlock, Some(MemlockGrant { bytes: u64::MAX }));
+    assert_eq!(granted.memlock, Some(MemlockGrant { bytes: u64::MAX, higher_hard: None }));
     assert_eq!((granted.devices.len(), granted.env.len(), granted.cpus), (0, 0, None));
     assert_eq!((granted.near, granted.files.len(), granted.mounts.len()), (None, 0, 0));
 
@@ -65,7 +65,7 @@ fn a_claim_is_warned_and_never_refused() {
     policy.default.adapters = ["mlx5_1".to_owned()].into();
     let granted = grant_under(&asks, &node, &PodView::Host, &policy);
     assert_eq!(names(&granted), ["mlx5_1"]);
-    assert_eq!(granted.memlock, Some(MemlockGrant { bytes: 1 << 30 }));
+    assert_eq!(granted.memlock, Some(MemlockGrant { bytes: 1 << 30, higher_hard: None }));
     assert_eq!(granted.capabilities, [""; 0]);
     warned(&granted, "holds mlx5_0 by the device plugin of rdma/hca, which policy does not give");
     warned(&granted, "numa.rdma-ctk.io=strict: policy gives only the memlock limit");

@@ -27,12 +27,31 @@ fn the_limit_is_raised_and_never_lowered() {
         request.memlock = wanted;
         request.container.memlock = present;
         let grant = grant(&request, &node, &PodView::Host);
-        let expected = set.map(|bytes| MemlockGrant { bytes });
+        let expected = set.map(|bytes| MemlockGrant { bytes, higher_hard: None });
         assert_eq!(grant.memlock, expected, "{wanted:?} {present:?}");
         let unsure = set.is_some_and(|bytes| bytes != all)
             && matches!(present, Limit::Invisible | Limit::Inherited(None));
         let warned = grant.warnings.iter().any(|warning| warning.contains("may have been higher"));
         assert_eq!(warned, unsure, "{wanted:?} {present:?}");
+    }
+}
+
+#[test]
+fn a_higher_hard_limit_stays() {
+    let node = node([infiniband("mlx5_0", 0)]);
+    for (soft, hard, expected) in [
+        (64 << 10, Some(u64::MAX), Some(u64::MAX)),
+        (64 << 10, Some(64 * MIB), None),
+        (64 << 10, Some(64 << 10), None),
+        (64 << 10, None, None),
+    ] {
+        let mut request = request("mlx5_0");
+        request.memlock = Memlock::Bytes(64 * MIB);
+        request.container.memlock = Limit::Own(soft);
+        request.container.memlock_hard = hard;
+        let grant = grant(&request, &node, &PodView::Host).memlock.unwrap();
+        assert_eq!((grant.bytes, grant.higher_hard), (64 * MIB, expected), "{soft} {hard:?}");
+        assert_eq!(grant.hard(), expected.unwrap_or(64 * MIB));
     }
 }
 
@@ -44,7 +63,7 @@ fn c01_ipc_lock_of_another_user_is_inert() {
     request.container.capabilities = Some(["IPC_LOCK".to_owned()].into());
     request.container.memlock = Limit::Inherited(Some(8 * MIB));
     let grant = grant(&request, &node, &PodView::Host);
-    assert_eq!(grant.memlock, Some(MemlockGrant { bytes: u64::MAX }));
+    assert_eq!(grant.memlock, Some(MemlockGrant { bytes: u64::MAX, higher_hard: None }));
     let said = "IPC_LOCK is not effective for uid 1000; memlock limit raised instead";
     assert!(grant.reasons.iter().any(|reason| reason.text == said), "{:#?}", grant.reasons);
 }
@@ -56,7 +75,7 @@ fn c02_policy_has_a_ceiling() {
     policy.default.memlock_max = Some(68_719_476_736);
     let mut request = request("mlx5_0");
     let grant = grant_under(&request, &node, &PodView::Host, &policy);
-    assert_eq!(grant.memlock, Some(MemlockGrant { bytes: 68_719_476_736 }));
+    assert_eq!(grant.memlock, Some(MemlockGrant { bytes: 68_719_476_736, higher_hard: None }));
 
     request.memlock = Memlock::Bytes(1 << 40);
     typed(&mut request, Key::Memlock, "1Ti");
@@ -82,7 +101,7 @@ fn c89_ipc_lock_does_not_count_in_a_user_namespace() {
     request.container.user_namespace = true;
     request.container.capabilities = Some(["IPC_LOCK".to_owned()].into());
     let grant = grant(&request, &node, &PodView::Host);
-    assert_eq!(grant.memlock, Some(MemlockGrant { bytes: u64::MAX }));
+    assert_eq!(grant.memlock, Some(MemlockGrant { bytes: u64::MAX, higher_hard: None }));
     let said = "IPC_LOCK has no effect in a user namespace";
     assert!(grant.reasons.iter().any(|reason| reason.text.contains(said)), "{:#?}", grant.reasons);
 }
@@ -94,7 +113,7 @@ fn without_cap_sys_resource_the_limit_is_clamped() {
     request.carrier.memlock_ceiling = Some(8 * MIB);
     request.container.memlock = Limit::Inherited(Some(64 << 10));
     let grant = grant(&request, &node, &PodView::Host);
-    assert_eq!(grant.memlock, Some(MemlockGrant { bytes: 8 * MIB }));
+    assert_eq!(grant.memlock, Some(MemlockGrant { bytes: 8 * MIB, higher_hard: None }));
     warned(&grant, "cannot raise the memlock limit above 8 MiB; unlimited was wanted");
 
     request.container.memlock = Limit::Inherited(Some(8 * MIB));

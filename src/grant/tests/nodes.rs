@@ -114,10 +114,28 @@ fn c17_mad_nodes_need_policy() {
         ]
     );
     assert_eq!(grant.devices[1].mode, 0o600);
+    warned(
+        &grant,
+        "/dev/infiniband/umad0, /dev/infiniband/issm0 made with mode 0600: which user the container \
+         runs as cannot be seen here, and one that is not root cannot open them",
+    );
     // Who runs as somebody else could not open a node of root's.
     request.container.uid = Some(1000);
     let grant = grant_under(&request, &node, &PodView::Host, &policy);
     assert_eq!(grant.devices[1].mode, 0o666);
+    assert!(!grant.warnings.iter().any(|warning| warning.contains("0600")));
+    // By a mount it is the host's node, whose mode is the host's.
+    let mut node = node;
+    node.hcas[0].ports[0].umad.as_mut().unwrap().mode = Some(0o600);
+    let mount = Mount { destination: "/dev".into(), source: "/dev".into(), kind: "bind".into() };
+    request.container.mounts = vec![mount];
+    let grant = grant_under(&request, &node, &PodView::Host, &policy);
+    warned(
+        &grant,
+        "/dev/infiniband/umad0 has mode 0600 on the node: a container that runs as uid 1000 cannot \
+         open it",
+    );
+    request.container.mounts.clear();
 
     let roce = super::machines::node([roce("mlx5_0", 0, "ens3np0", "")]);
     let sentence = refusal_under(&request, &roce, &PodView::Host, &policy);
