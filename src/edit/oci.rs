@@ -104,10 +104,10 @@ fn edit_process(mut process: Object<'_>, grant: &Grant) -> Result<(), OciEditErr
         let is_memlock =
             |entry: &Value| entry.get("type").and_then(Value::as_str) == Some("RLIMIT_MEMLOCK");
         let limit =
-            json!({ "type": "RLIMIT_MEMLOCK", "hard": memlock.bytes, "soft": memlock.bytes });
+            json!({ "type": "RLIMIT_MEMLOCK", "hard": memlock.hard(), "soft": memlock.bytes });
         match rlimits.iter().position(is_memlock) {
             Some(first) => {
-                rlimits[first]["hard"] = memlock.bytes.into();
+                rlimits[first]["hard"] = memlock.hard().into();
                 rlimits[first]["soft"] = memlock.bytes.into();
                 let mut index = 0;
                 rlimits.retain(|entry| {
@@ -309,7 +309,7 @@ mod tests {
                     rule_only: true,
                 },
             ],
-            memlock: Some(MemlockGrant { bytes: u64::MAX }),
+            memlock: Some(MemlockGrant { bytes: u64::MAX, higher_hard: None }),
             capabilities: vec!["IPC_LOCK".into()],
             cpus: Some("2-3".parse().unwrap()),
             env: vec![
