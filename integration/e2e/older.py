@@ -16,5 +16,6 @@ CASES = [
     pods.c10_an_unknown_adapter_is_refused,
     outage.c61_created_while_we_were_dead_it_is_refused_at_start,
     outage.the_runtime_restarted_we_are_back_without_a_restart,
+    outage.registered_by_configure_and_taken_back,
     outage.pre_installed_the_runtime_starts_us_with_its_configuration,
 ]

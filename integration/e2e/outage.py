@@ -10,7 +10,7 @@ import threading
 import time
 
 from harness import (CONTAINERD_LOG, DAEMON_LOG, PROGRAM, Log, Pod, contains, cri, equal, expect,
-                     lacks, wait_for, write)
+                     lacks, read, wait_for, write)
 
 SLIPPED = "rdma_ctk_slipped_through_total"  # containers that run without their grant
 AUDIT_SECONDS = 5
@@ -71,6 +71,25 @@ def c60_stopped_in_the_middle_it_is_refused_at_start(node):
     node.wait_registered(log)                     # we notice that we were cut off
     contains(container.start_refusal(), "rdma-ctk: ")
     works(pod.run("again"))
+
+
+def c60_stopped_while_a_pod_ends_nothing_of_it_is_left(node):
+    pod = Pod("ending", {"devices": "all"})
+    container = pod.run("main")
+    contains(node.ctk("inspect"), "default/ending")
+    log, said = Log(CONTAINERD_LOG), Log(DAEMON_LOG)
+    node.daemon.send_signal(signal.SIGSTOP)
+    try:
+        cri.call("StopContainer", cri.data(1, container.id))
+        time.sleep(3)                             # more than the request timeout
+        cri.call("StopPodSandbox", cri.data(1, pod.id))
+        cri.call("RemovePodSandbox", cri.data(1, pod.id))
+    finally:
+        node.daemon.send_signal(signal.SIGCONT)
+    node.wait_registered(log)
+    wait_for("the end of its record", lambda: "default/ending" not in node.ctk("inspect"))
+    lacks(said.text(), "slipped")
+    works(Pod("after-ending", {"devices": "all"}).run("main"))
 
 
 def c60_restarted_while_pods_are_made_each_is_granted_refused_or_named(node):
@@ -158,6 +177,37 @@ def the_runtime_restarted_we_are_back_without_a_restart(node):
     lacks("".join(x for x in said.text().splitlines() if "before" in x), "slipped")
 
 
+# -- registration -----------------------------------------------------------------------------
+def registered_by_configure_and_taken_back(node):
+    """containerd 1.7 has NRI off where it is not mentioned, later ones where they are told."""
+    off = "" if os.environ["CTK_CONTAINERD"] == "1" else (
+        '[plugins."io.containerd.nri.v1.nri"]\n  disable = true  # for now\n')
+    path = "/etc/containerd/config.toml"
+    if node.daemon:
+        node.daemon_down()
+    node.containerd_down()
+    shutil.rmtree("/run/nri", ignore_errors=True)
+    try:
+        node.containerd_up(off, config="only")
+        before = read(path)
+        node.ctk("configure", "containerd", "--nri")
+        after = read(path)
+        expect(after != before, "nothing was changed")
+        node.ctk("configure", "containerd", "--nri")
+        equal(read(path), after, "the configuration after the second time")
+        node.containerd_up(config="keep")
+        node.daemon_up()
+        works(Pod("configured", {"devices": "all"}).run("main"))
+        node.ctk("configure", "containerd", "--undo")
+        equal(read(path), before, "the configuration after undo")
+    finally:
+        node.containerd_down()
+        node.containerd_up()
+    if node.daemon:
+        node.daemon.kill()
+    node.daemon_up()
+
+
 # -- pre-installed: the runtime starts us ------------------------------------------------------
 def pre_installed_the_runtime_starts_us_with_its_configuration(node):
     if node.daemon:
@@ -197,10 +247,12 @@ CASES = [
     c61_created_while_we_were_dead_it_is_refused_at_start,
     c61_started_while_we_were_dead_it_is_named_within_5_seconds,
     c60_stopped_in_the_middle_it_is_refused_at_start,
+    c60_stopped_while_a_pod_ends_nothing_of_it_is_left,
     c60_restarted_while_pods_are_made_each_is_granted_refused_or_named,
     a_clean_stop_ends_with_status_0,
     a_second_instance_stands_by_and_takes_over,
     with_the_capabilities_of_the_service_nothing_is_missing,
     the_runtime_restarted_we_are_back_without_a_restart,
+    registered_by_configure_and_taken_back,
     pre_installed_the_runtime_starts_us_with_its_configuration,
 ]
