@@ -1,35 +1,34 @@
 //! Makes the verbs part of `rdma-ctk-probe`: a small program without a C library of its own, which
 //! the probe carries and hands to the dynamic loader of whatever image it finds itself in.
 //!
-//! It names `libc.so.6` and `libdl.so.2`, and asks nothing of their versions: every glibc has the
-//! symbols, and musl's loader answers to both names itself. What it is linked with are two stubs,
-//! since the real libraries would stamp the build machine's versions on it.
+//! It names `libc.so.6` and asks nothing of its version: every glibc has the functions, and musl's
+//! loader answers to that name itself. What it is linked with is a stub, since the real library
+//! would stamp the build machine's versions on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Library names, and the functions that the program takes from each.
-const STUBS: [(&str, &[&str]); 2] = [
-    (
-        "libc.so.6",
-        &[
-            "__errno_location",
-            "__libc_start_main",
-            "_exit",
-            "bcmp",
-            "clock_gettime",
-            "memcmp",
-            "memcpy",
-            "memmove",
-            "memset",
-            "mmap",
-            "munmap",
-            "strlen",
-            "write",
-        ],
-    ),
-    ("libdl.so.2", &["dladdr", "dlerror", "dlopen", "dlsym"]),
+/// The one library, and the functions that the program takes from it.
+const LIBRARY: &str = "libc.so.6";
+const FUNCTIONS: [&str; 17] = [
+    "__errno_location",
+    "__libc_start_main",
+    "_exit",
+    "bcmp",
+    "clock_gettime",
+    "dladdr",
+    "dlerror",
+    "dlopen",
+    "dlsym",
+    "memcmp",
+    "memcpy",
+    "memmove",
+    "memset",
+    "mmap",
+    "munmap",
+    "strlen",
+    "write",
 ];
 
 fn main() {
@@ -39,8 +38,7 @@ fn main() {
     }
     println!("cargo::rerun-if-changed=src/probe/program");
     let out = PathBuf::from(variable("OUT_DIR"));
-    let stubs: Vec<PathBuf> =
-        STUBS.iter().map(|(name, symbols)| stub(&out, name, symbols)).collect();
+    let stub = stub(&out);
     let archive = out.join("libverbs_part.a");
     run(Command::new(variable("RUSTC"))
         .args(["--edition=2024", "--crate-type=staticlib", "--crate-name=verbs_part"])
@@ -54,21 +52,21 @@ fn main() {
         .arg("-o")
         .arg(out.join("verbs-part"))
         .arg(&archive)
-        .args(&stubs));
+        .arg(&stub));
 }
 
 /// An empty library of that name: symbols without versions.
-fn stub(out: &Path, name: &str, symbols: &[&str]) -> PathBuf {
-    let source = out.join(format!("{name}.s"));
+fn stub(out: &Path) -> PathBuf {
+    let source = out.join("stub.s");
     let mut text = String::from(".text\n");
-    for symbol in symbols {
-        text.push_str(&format!(".globl {symbol}\n.type {symbol},%function\n{symbol}:\n"));
+    for function in FUNCTIONS {
+        text.push_str(&format!(".globl {function}\n.type {function},%function\n{function}:\n"));
     }
     fs::write(&source, text).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
-    let library = out.join(name);
+    let library = out.join(LIBRARY);
     run(linker()
         .args(["-shared", "-nostdlib"])
-        .arg(format!("-Wl,-soname,{name}"))
+        .arg(format!("-Wl,-soname,{LIBRARY}"))
         .arg("-o")
         .arg(&library)
         .arg(&source));

@@ -118,8 +118,10 @@ fn unlisted(place: &Place<'_>, hca: &Hca, library: &str, listing: &Transcript) -
     let in_image = |path: &Path| place.image.join(path.strip_prefix("/").unwrap_or(path));
     let prefix = format!("lib{provider}-rdmav");
     let files = std::fs::read_dir(in_image(&folder)).into_iter().flatten().flatten();
-    let present =
-        files.map(|file| file.file_name()).any(|name| name.to_string_lossy().starts_with(&prefix));
+    let present = files.map(|file| file.file_name()).any(|name| {
+        let name = name.to_string_lossy();
+        name.starts_with(&prefix) && name.ends_with(".so")
+    });
     let config = Path::new("/etc/libibverbs.d").join(format!("{provider}.driver"));
     let missing = if !present {
         format!("no provider for {driver} ({prefix}*.so is not in {})", folder.display())

@@ -130,13 +130,39 @@ fn part() -> Result<File, String> {
     Ok(file)
 }
 
+/// Where glibc before 2.34 has dlopen(3) and its kin; later ones have them in libc.so.6, and an image
+/// may then lack this file.
+const LIBDL: &str = "libdl.so.2";
+
 /// Bytes of output that are read: a provider may print, and not end.
 const OUTPUT: u64 = 256 << 10;
 
 fn start(loader: &Path, arguments: &[String], patience: Duration) -> Result<Transcript, String> {
+    let said = start_with(loader, None, arguments, patience)?;
+    let lacks = |line: &String| line.contains("undefined symbol: dl");
+    if !said.noise.iter().any(lacks) {
+        return Ok(said);
+    }
+    let preloaded = match std::env::var("LD_PRELOAD") {
+        Ok(others) => format!("{LIBDL}:{others}"),
+        Err(_) => LIBDL.to_owned(),
+    };
+    start_with(loader, Some(preloaded), arguments, patience)
+}
+
+fn start_with(
+    loader: &Path,
+    preload: Option<String>,
+    arguments: &[String],
+    patience: Duration,
+) -> Result<Transcript, String> {
     // Not closed on exec: the loader opens it by its number.
     let part = part()?;
-    let mut child = Command::new(loader)
+    let mut command = Command::new(loader);
+    if let Some(preload) = preload {
+        command.env("LD_PRELOAD", preload);
+    }
+    let mut child = command
         .arg(format!("/proc/self/fd/{}", part.as_raw_fd()))
         .args(arguments)
         .stdin(Stdio::null())
@@ -221,15 +247,41 @@ mod tests {
         assert_eq!(said.fault, Some(super::super::Fault::Died(Ended::Exited(1))));
     }
 
-    #[test]
-    fn what_hangs_is_ended() {
+    /// A loader that is a script.
+    fn scripted(script: &str, patience: Duration) -> (tempfile::TempDir, Live) {
         let folder = tempfile::tempdir().unwrap();
         let loader = folder.path().join("loader");
-        std::fs::write(&loader, "#!/bin/sh\nexec sleep 100\n").unwrap();
+        std::fs::write(&loader, format!("#!/bin/sh\n{script}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&loader, mode).unwrap();
-        let machine = Live { patience: Duration::from_millis(50), loader: Some(loader) };
+        (folder, Live { patience, loader: Some(loader) })
+    }
+
+    #[test]
+    fn what_hangs_is_ended() {
+        let (_folder, machine) = scripted("exec sleep 100", Duration::from_millis(50));
         assert_eq!(machine.verbs(&[]).ended, Ended::TimedOut(0));
+    }
+
+    #[test]
+    fn an_older_glibc_gets_its_libdl() {
+        let script = "if [ \"$LD_PRELOAD\" ]; then echo library $LD_PRELOAD; echo end; else\n\
+                      echo \"$1: symbol lookup error: $1: undefined symbol: dlopen\" >&2; exit 127; fi";
+        let (_folder, machine) = scripted(script, Duration::from_secs(20));
+        let said = machine.verbs(&[]);
+        assert_eq!((said.library.as_deref(), said.fault), (Some("libdl.so.2"), None));
+    }
+
+    #[test]
+    fn c91_musl_has_no_libibverbs_here() {
+        let musl = Path::new(LOADERS[1]);
+        if !musl.exists() {
+            println!("skipped: there is no {} (musl)", musl.display());
+            return;
+        }
+        let said = Live { loader: Some(musl.to_owned()), ..live() }.verbs(&[]);
+        assert_eq!(said.ended, Ended::Exited(0), "{said:?}");
+        assert!(matches!(said.missing, Some(Missing::Library(_))), "{said:?}");
     }
 
     #[test]
