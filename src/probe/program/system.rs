@@ -32,6 +32,7 @@ unsafe extern "C" {
         fd: c_int,
         offset: i64,
     ) -> *mut c_void;
+    fn sched_yield() -> c_int;
     fn munmap(at: *mut c_void, length: usize) -> c_int;
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
@@ -90,6 +91,12 @@ pub fn now() -> u64 {
     // SAFETY: the structure is the C library's own, see above; this clock exists everywhere.
     unsafe { clock_gettime(CLOCK_MONOTONIC, &raw mut time) };
     time.seconds.wrapping_mul(1_000_000_000).wrapping_add(time.nanoseconds).cast_unsigned()
+}
+
+/// Lets others have this processor.
+pub fn give_way() {
+    // SAFETY: takes nothing, and does not fail on Linux.
+    unsafe { sched_yield() };
 }
 
 /// Fresh memory, zeroed and page-aligned.

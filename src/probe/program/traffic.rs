@@ -13,7 +13,7 @@ use super::abi::{
 };
 use super::library::Library;
 use super::memory;
-use super::system::{Memory, now, say};
+use super::system::{Memory, give_way, now, say};
 use super::trial::{Fault, done, made, step};
 
 /// Bytes of a message to and fro.
@@ -27,6 +27,8 @@ const WINDOW: u64 = 16;
 const BUFFER: u64 = 1 << 20;
 /// How long one completion may take: longer than all retransmissions of a connection.
 const PATIENCE: u64 = 10_000_000_000;
+/// When hardware has long answered.
+const SOON: u64 = 30_000;
 /// `IBV_LINK_LAYER_ETHERNET`
 const ETHERNET: u8 = 2;
 
@@ -203,7 +205,7 @@ impl End {
         let Some(poll) = (unsafe { (*self.context).ops.poll_cq }) else {
             return Err(Fault::Errno(38));
         };
-        let until = now() + PATIENCE;
+        let began = now();
         let mut completion = Completion::default();
         loop {
             // The clock is looked at now and then only: it costs as much as a poll.
@@ -222,8 +224,11 @@ impl End {
                     }
                 }
             }
-            if now() > until {
-                return Err(Fault::TimedOut);
+            match now() - began {
+                ..SOON => {}
+                // A software adapter does its work on this very processor.
+                SOON..PATIENCE => give_way(),
+                _ => return Err(Fault::TimedOut),
             }
         }
     }
