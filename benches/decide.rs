@@ -150,6 +150,7 @@ fn request(devices: Option<Devices>) -> Request {
         env: EnvMode::default(),
         netns: NetnsRequest::Auto,
         smc: SmcMethod::Off,
+        smc_sysctls: [].into(),
         limits: None,
         require: BTreeSet::new(),
         claim: None,

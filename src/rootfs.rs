@@ -51,6 +51,17 @@ impl Rootfs {
         (text.len() as u64 <= LONGEST).then_some(text)
     }
 
+    /// The first bytes of a regular file, at most so many; `None` where there is none.
+    pub fn head(&self, path: &str, most: u64) -> Option<Vec<u8>> {
+        let file = self.at(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
+        if !file.metadata().ok()?.is_file() {
+            return None;
+        }
+        let mut head = Vec::new();
+        file.take(most).read_to_end(&mut head).ok()?;
+        Some(head)
+    }
+
     /// Names in a folder; empty where there is none.
     pub fn list(&self, path: &str) -> Vec<String> {
         let Some(folder) = self.at(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY) else {
@@ -96,5 +107,7 @@ mod tests {
         assert!(!root.exists("out"));
         assert_eq!(root.list("/"), ["absolute", "etc", "out", "pipe", "up"]);
         assert_eq!(root.list("none"), [""; 0]);
+        assert_eq!(root.head("absolute", 3).as_deref(), Some(&b"ins"[..]));
+        assert_eq!((root.head("out", 3), root.head("pipe", 3)), (None, None));
     }
 }

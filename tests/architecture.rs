@@ -35,7 +35,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "policy",
             "records",
             "request",
+            "rootfs",
             "roots",
+            "smc",
         ],
     ),
     ("netns", &["inventory", "netlink", "roots", "grant"]),
@@ -43,9 +45,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "oci",
         &["edit", "grant", "inventory", "netns", "policy", "records", "request", "rootfs", "roots"],
     ),
+    ("smc", &["grant", "inventory", "netlink", "policy", "request", "rootfs", "roots"]),
     ("configure", &["roots"]),
-    // Runs inside a container, and is no part of the node's program.
-    ("probe", &["inventory", "roots"]),
     // The check-up asks everybody, and nobody asks it but the command.
     (
         "doctor",
@@ -60,6 +61,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "request",
             "rootfs",
             "roots",
+            "smc",
         ],
     ),
     (
@@ -78,6 +80,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "policy",
             "request",
             "roots",
+            "smc",
         ],
     ),
 ];

@@ -12,6 +12,7 @@ mod list;
 mod nri;
 pub mod output;
 mod root;
+mod smc;
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -49,6 +50,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Doctor(doctor::DoctorArgs),
     Cdi(cdi::CdiArgs),
+    Smc(smc::SmcArgs),
     Config(config::ConfigArgs),
     Configure(configure::ConfigureArgs),
     Nri(nri::NriArgs),
@@ -152,6 +154,15 @@ pub enum Error {
         /// The checks.
         known: String,
     },
+    /// `smc explain` of what is no code.
+    #[error("{code:?} is no fallback reason: expected a number such as 0x03030002")]
+    NoCode {
+        /// As typed.
+        code: String,
+    },
+    /// The program of SMC-R cannot be taken away.
+    #[error(transparent)]
+    Smc(#[from] crate::smc::bpf::BpfError),
     /// `doctor --explain` of a text that is in no table.
     #[error("no usual cause of this text is known; `rdma-ctk doctor` runs all checks")]
     NoCause,
@@ -167,6 +178,7 @@ pub fn run(cli: &Cli) -> Result<Exit, Error> {
         Command::Explain(args) => explain::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Cdi(args) => cdi::run(args),
+        Command::Smc(args) => smc::run(args),
         Command::Config(args) => config::run(args),
         Command::Configure(args) => configure::run(args),
         Command::Doctor(args) => doctor::run(args),

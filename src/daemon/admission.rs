@@ -27,7 +27,7 @@ use crate::nri::proto::{
     LinuxResources, PodSandbox,
 };
 use crate::policy::{OnRefusal, Policy};
-use crate::request::{self, NumaMode, Request, mentions_us};
+use crate::request::{self, NumaMode, Request, SmcMethod, mentions_us};
 
 /// How long a pod's network may take to be read when nobody waits for it.
 const LEISURE: Duration = Duration::from_secs(30);
@@ -118,7 +118,11 @@ impl Daemon {
         );
         // Some runtimes name the host's namespace like any other, by a process in it.
         request.container.pod.host_network |= *view == PodView::Host;
-        let inventory = Inventory { node, pod: &view, topology };
+        let smc = match request.smc {
+            SmcMethod::Off => None,
+            _ => Some(self.smc.facts(policy).await),
+        };
+        let inventory = Inventory { node, pod: &view, topology, smc: smc.as_ref() };
         match decide(&request, &inventory, policy) {
             Outcome::NotAsked => Ok(nothing),
             Outcome::LeftAlone { reason } => self.leave(case, reason),
@@ -127,6 +131,12 @@ impl Daemon {
             }
             Outcome::Waived(refusal) => self.waive(case, refusal.sentence),
             Outcome::Granted(grant) => {
+                if let Some(smc) = &grant.smc
+                    && let Err(why) = self.smc.prepare(&container.id, smc, &own).await
+                {
+                    let sentence = format!("smc.rdma-ctk.io: {}: {why}", smc.method);
+                    return self.refuse(case, RefusalClass::Internal, sentence);
+                }
                 let asked = Asked { request: Arc::new(request), network: own };
                 self.give(case, node, asked, grant, matches!(*view, PodView::Pending { .. }))
             }
@@ -309,7 +319,18 @@ impl Daemon {
             "{asked}: the container was created while rdma-ctk was not connected, and has no RDMA; \
              it has to be created again"
         );
-        if policy.allowance(&described).on_refusal == OnRefusal::Warn {
+        self.refuse_start(sandbox, container, name, sentence)
+    }
+
+    /// Refuses a container that is about to start, or lets it go where policy says so.
+    pub(super) fn refuse_start(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+        name: PodName,
+        sentence: String,
+    ) -> Result<(), String> {
+        if self.policies.now().allowance(&pod(sandbox)).on_refusal == OnRefusal::Warn {
             warn!(pod = %name, container = container.name, "starts without, as policy says: {sentence}");
             self.metrics.waived.inc();
             self.containers.record(&container.id);
@@ -384,7 +405,9 @@ impl Daemon {
                 // What the file says is no worse than what could be said now.
                 continue;
             }
-            let inventory = Inventory { node: &node, pod: &view, topology };
+            // What a file says is of the devices alone.
+            let request = Request { smc: SmcMethod::Off, ..Request::clone(&request) };
+            let inventory = Inventory { node: &node, pod: &view, topology, smc: None };
             let Outcome::Granted(grant) = decide(&request, &inventory, &policy) else { continue };
             // The container may be gone by now. And a file that names other adapters than its nodes
             // and its environment do is worse than one that is old.

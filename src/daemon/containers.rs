@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::ids::{Ids, Key};
 use super::metrics::node::Holder;
 use super::records::{PodName, Record, Verdict};
-use crate::grant::{Adapter, Grant};
+use crate::grant::{Adapter, Grant, SmcGrant};
 use crate::inventory::{CpuSet, Node};
 use crate::nri::container::Network;
 use crate::request::Request;
@@ -31,6 +31,8 @@ pub struct Granted {
     pub far: Vec<String>,
     /// Files of ours are bound into it.
     pub files: bool,
+    /// SMC-R.
+    pub smc: Option<Box<SmcGrant>>,
     /// What it asked, kept where there are files, to write them anew.
     pub asked: Option<Asked>,
     /// It has been let start.
@@ -61,6 +63,7 @@ impl Granted {
             }),
             far: Vec::new(),
             files: !grant.files.is_empty(),
+            smc: grant.smc.clone().map(Box::new),
             asked: None,
             started: false,
         }
@@ -218,6 +221,11 @@ impl Containers {
     /// What a container was given.
     pub fn granted(&self, id: &str) -> Option<Granted> {
         self.inner().granted.get(id).cloned()
+    }
+
+    /// What a container was given of SMC-R.
+    pub fn smc(&self, id: &str) -> Option<SmcGrant> {
+        self.inner().granted.get(id)?.smc.as_deref().cloned()
     }
 
     /// A container starts.

@@ -25,6 +25,8 @@ mod roll_call;
 pub mod scopes;
 pub mod service;
 pub mod session;
+pub mod smc;
+pub mod smc_view;
 pub mod snapshot;
 
 pub use crate::inventory::runtime_limits;

@@ -19,6 +19,7 @@ use super::policies::Policies;
 use super::records::{DaemonState, PodName, Record, RuntimeState, Verdict, seconds_since_1970};
 use super::scopes::{Scopes, Unmatched};
 use super::session::Session;
+use super::smc::{Running, Smc};
 use super::snapshot::Keeper;
 use super::{records, resume, roll_call, runtime_limits};
 use crate::nri::container::{RuntimeLimits, network, pod};
@@ -55,6 +56,8 @@ pub struct Daemon {
     pub metrics: Arc<Metrics>,
     /// Containers that live.
     pub containers: Arc<Containers>,
+    /// SMC-R.
+    pub smc: Smc,
     /// Annotations that name containers.
     pub scopes: Scopes,
     /// Where metrics are to be read, once that is settled.
@@ -76,6 +79,8 @@ struct Connection {
     census: Census,
     /// Containers of before this process with files of ours.
     resumed: Vec<Container>,
+    /// Containers with SMC-R.
+    turned: Vec<Running>,
     roll_call: Option<JoinHandle<()>>,
 }
 
@@ -84,6 +89,7 @@ impl Daemon {
     pub fn new(parts: Parts) -> Self {
         let Parts { roots, kubelet, socket, keeper, pods, policies, journal } = parts;
         Self {
+            smc: Smc::new(&roots),
             roots,
             kubelet,
             socket,
@@ -318,6 +324,8 @@ impl Plugin for NriPlugin {
     async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {
         let begun = Instant::now();
         let last = pieces.last;
+        let turned: Vec<Running> =
+            pieces.containers.iter().filter_map(|container| self.running_smc(container)).collect();
         self.recall().await;
         let with_files: Vec<Container> = pieces
             .containers
@@ -330,13 +338,16 @@ impl Plugin for NriPlugin {
             if pieces.first {
                 connection.census = Census::new(self.containers.key());
                 connection.resumed.clear();
+                connection.turned.clear();
             }
             connection.resumed.extend(with_files);
+            connection.turned.extend(turned);
             connection.census.add(pieces);
-            let Connection { census, resumed, .. } = &mut *connection;
-            last.then(|| (std::mem::take(census), std::mem::take(resumed)))
+            let Connection { census, resumed, turned, .. } = &mut *connection;
+            last.then(|| (std::mem::take(census), std::mem::take(resumed), std::mem::take(turned)))
         };
-        if let Some((census, resumed)) = all {
+        if let Some((census, resumed, turned)) = all {
+            self.smc.resume(turned);
             let resumed = resumed.into_iter().filter_map(|container| {
                 Some((census.mentioning(&container.pod_sandbox_id)?.clone(), container))
             });
@@ -403,7 +414,8 @@ impl Plugin for NriPlugin {
         self.timed("StartContainer", async {
             self.containers.tell(&container.id);
             self.containers.start(&container.id);
-            self.gate(&sandbox, &container, is_marked(&sandbox, &container))
+            self.gate(&sandbox, &container, is_marked(&sandbox, &container))?;
+            self.start_smc(&sandbox, &container).await
         })
         .await
     }
@@ -422,6 +434,7 @@ impl Plugin for NriPlugin {
 
     async fn stop_container(&self, _: PodSandbox, container: Container) {
         self.timed("StopContainer", async {
+            self.smc.stop(&container.id);
             if let Some(granted) = self.containers.stop(&container.id)
                 && !granted.started
             {
@@ -438,6 +451,7 @@ impl Plugin for NriPlugin {
 
     async fn remove_container(&self, _: PodSandbox, container: Container) {
         self.timed("RemoveContainer", async {
+            self.smc.stop(&container.id);
             if self.containers.remove(&container.id) {
                 self.journal.remove_container(&container.id);
             }

@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use super::journal::Journal;
 use super::metrics::endpoint::Endpoint;
 use super::metrics::node::NodeCollector;
+use super::metrics::smc::SmcCollector;
 use super::plugin::{Daemon, NriPlugin, Parts};
 use super::pods::Pods;
 use super::policies::{Policies, Source};
@@ -254,6 +255,11 @@ async fn serve_metrics(daemon: Arc<Daemon>, address: SocketAddr) {
             daemon.keeper.clone(),
             daemon.roots.clone(),
             Arc::new(move || containers.holders()),
+        )));
+        let smc = daemon.smc.clone();
+        registry.register_collector(Box::new(SmcCollector::new(
+            daemon.roots.clone(),
+            Box::new(move || smc.processes()),
         )));
         match Endpoint::bind(address, registry).await {
             Ok(endpoint) => {

@@ -256,8 +256,8 @@ const CAUSES: &[Cause] = &[
         texts: &["tcp2smc", "SMC module not loaded"],
         cause: "the kernel has no transparent switch to SMC-R (a sysctl of Alibaba Cloud kernels) \
                 or its smc module does not fit; verbs are not touched by that",
-        advice: "leave out smc.rdma-ctk.io; devices work without",
-        checks: &["adapters"],
+        advice: "ask for smc.rdma-ctk.io: auto, which takes another method where there is one",
+        checks: &["smc"],
     },
 ];
 

@@ -1,6 +1,6 @@
 //! The registry: a row for each check, in the order of the report.
 
-use super::{Check, adapters, containers, daemon, memory, place, ports, runtime};
+use super::{Check, adapters, containers, daemon, memory, place, ports, runtime, smc};
 
 /// All checks.
 pub const CHECKS: &[Check] = &[
@@ -70,6 +70,12 @@ pub const CHECKS: &[Check] = &[
         name: "containers",
         what: "running containers that hold an adapter",
         run: containers::running,
+    },
+    Check { name: "smc", what: "whether SMC-R can be had", run: smc::available },
+    Check {
+        name: "smc-connections",
+        what: "connections of containers with SMC-R",
+        run: smc::connections,
     },
     Check { name: "capabilities", what: "what NRI cannot give", run: runtime::capabilities },
     Check { name: "engines", what: "engines that do not pass through NRI", run: runtime::others },

@@ -23,6 +23,7 @@ mod place;
 mod ports;
 mod processes;
 mod runtime;
+mod smc;
 #[cfg(test)]
 mod tests;
 

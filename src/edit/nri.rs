@@ -4,6 +4,8 @@
 //! container. Limits are appended by the runtime, and the last of a kind wins in runc and crun.
 //! Nodes of the kind `c` get their cgroup rule (`rw`) from the runtime.
 
+use std::collections::BTreeMap;
+
 use crate::grant::{DeviceNode, Grant};
 use crate::nri::proto::{
     ContainerAdjustment, KeyValue, LinuxContainerAdjustment, LinuxCpu, LinuxDevice,
@@ -21,7 +23,11 @@ const BIND: [&str; 6] = ["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
 /// An outcome without a grant has no adjustment; that is the caller's to keep to.
 pub fn adjustment(grant: &Grant, files: &[String]) -> ContainerAdjustment {
     let written = grant.files.iter().zip(files).map(|(file, source)| bind(source, &file.path));
-    let named = grant.mounts.iter().map(|mount| bind(&mount.source, &mount.destination));
+    let named = grant.mounts.iter().map(|mount| {
+        let mut bound = bind(&mount.source, &mount.destination);
+        bound.options.retain(|option| option != "noexec" || !mount.executable);
+        bound
+    });
     ContainerAdjustment {
         annotations: [(MARKER.to_owned(), grant.digest())].into(),
         mounts: written.chain(named).collect(),
@@ -48,9 +54,16 @@ fn linux(grant: &Grant) -> Option<LinuxContainerAdjustment> {
     let adjustment = LinuxContainerAdjustment {
         devices: grant.devices.iter().filter(|node| !node.rule_only).map(device).collect(),
         resources: resources(grant),
+        sysctl: sysctls(grant),
         ..LinuxContainerAdjustment::default()
     };
     (adjustment != LinuxContainerAdjustment::default()).then_some(adjustment)
+}
+
+/// What the runtime is to set in the network namespace; what it cannot is set otherwise.
+fn sysctls(grant: &Grant) -> BTreeMap<String, String> {
+    let by_runtime = grant.smc.iter().filter(|smc| smc.by_runtime);
+    by_runtime.flat_map(|smc| smc.sysctls.iter().cloned()).collect()
 }
 
 fn resources(grant: &Grant) -> Option<LinuxResources> {
@@ -124,7 +137,11 @@ mod tests {
             mems: Some("1".parse().unwrap()),
             env: vec![Variable { name: "NCCL_IB_HCA".into(), value: "=mlx5_0:1".into() }],
             files: vec![GrantedFile { path: "/etc/nccl.conf".into(), content: "A=1\n".into() }],
-            mounts: vec![GrantedMount { source: "/topo.xml".into(), destination: "/t.xml".into() }],
+            mounts: vec![GrantedMount {
+                source: "/topo.xml".into(),
+                destination: "/t.xml".into(),
+                executable: false,
+            }],
             unified: vec![("rdma.max".into(), "mlx5_0 hca_handle=2".into())],
             warnings: vec!["w".into()],
             ..Grant::default()

@@ -157,14 +157,22 @@ fn mounts(
     let (mounts, _) = root.list("mounts")?;
     let ours = files
         .iter()
-        .map(|file| (file.source.to_string_lossy().into_owned(), file.destination.to_owned()))
-        .chain(grant.mounts.iter().map(|m| (m.source.clone(), m.destination.clone())));
-    for (source, destination) in ours {
+        .map(|file| {
+            (file.source.to_string_lossy().into_owned(), file.destination.to_owned(), false)
+        })
+        .chain(
+            grant.mounts.iter().map(|m| (m.source.clone(), m.destination.clone(), m.executable)),
+        );
+    for (source, destination, executable) in ours {
+        let mut options = vec!["rbind", "rprivate", "ro", "nosuid", "nodev"];
+        if !executable {
+            options.push("noexec");
+        }
         mounts.push(json!({
             "destination": destination,
             "type": "bind",
             "source": source,
-            "options": ["rbind", "rprivate", "ro", "nosuid", "nodev", "noexec"],
+            "options": options,
         }));
     }
     Ok(())
@@ -316,7 +324,11 @@ mod tests {
                 Variable { name: "NCCL_IB_HCA".into(), value: "=mlx5_0:1".into() },
                 Variable { name: "PATH".into(), value: "never".into() },
             ],
-            mounts: vec![GrantedMount { source: "/t.xml".into(), destination: "/t.xml".into() }],
+            mounts: vec![GrantedMount {
+                source: "/t.xml".into(),
+                destination: "/t.xml".into(),
+                executable: false,
+            }],
             unified: vec![("rdma.max".into(), "mlx5_0 hca_handle=2".into())],
             ..Grant::default()
         }

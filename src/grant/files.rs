@@ -103,5 +103,9 @@ pub(super) fn topology(case: &Case<'_>, notes: &mut Notes) -> Option<GrantedMoun
         );
     }
     notes.reason("topology", format!("{source} is bound at {TOPOLOGY}"));
-    Some(GrantedMount { source: source.clone(), destination: TOPOLOGY.to_owned() })
+    Some(GrantedMount {
+        source: source.clone(),
+        destination: TOPOLOGY.to_owned(),
+        executable: false,
+    })
 }

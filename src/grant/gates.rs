@@ -26,9 +26,6 @@ pub(super) fn check(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
     let request = case.request;
     runtime(case, notes)?;
     keys(case)?;
-    if request.smc != SmcMethod::Off {
-        return Err(refuse(request, Key::Smc, "this build does not serve SMC-R; take it out"));
-    }
     netns(case)?;
     capabilities(case)?;
     if let Can::No(lacks) = &request.carrier.devices {
@@ -43,6 +40,24 @@ pub(super) fn check(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
     if request.container.all_devices {
         notes.warn("devices", "privileged is not needed for RDMA and disables device isolation");
     }
+    for remark in &request.remarks {
+        notes.warn("request", remark.as_str());
+    }
+    Ok(())
+}
+
+/// The same for who asks for no device, but for SMC-R.
+pub(super) fn check_without_devices(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
+    let request = case.request;
+    if case.policy.sandboxes.of(&request.container.pod.runtime_handler) != Sandbox::None {
+        let why = format!(
+            "runtime handler {}: sockets of a kernel of its own cannot be turned",
+            quote(&request.container.pod.runtime_handler)
+        );
+        return Err(refuse(request, Key::Smc, why));
+    }
+    keys(case)?;
+    netns(case)?;
     for remark in &request.remarks {
         notes.warn("request", remark.as_str());
     }

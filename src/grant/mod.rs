@@ -22,9 +22,11 @@ mod nodes;
 mod pairs;
 mod selection;
 mod sight;
+mod smc;
 mod words;
 
 pub use cpuset::{Resent, resend};
+pub use smc::{LIBRARY, PNET_OURS, PnetGrant, SmcFacts, SmcGrant};
 
 use serde::{Deserialize, Serialize};
 
@@ -43,12 +45,14 @@ pub struct Inventory<'a> {
     pub pod: &'a PodView,
     /// The topology file that policy names; `None` where it names none or nobody looked.
     pub topology: Option<TopologyFile>,
+    /// What the kernel has of SMC; `None`: nobody looked.
+    pub smc: Option<&'a SmcFacts>,
 }
 
 impl<'a> Inventory<'a> {
-    /// An inventory without a topology file.
+    /// An inventory without a topology file and without SMC.
     pub const fn of(node: &'a Node, pod: &'a PodView) -> Self {
-        Self { node, pod, topology: None }
+        Self { node, pod, topology: None, smc: None }
     }
 }
 
@@ -113,6 +117,9 @@ pub struct Grant {
     pub mounts: Vec<GrantedMount>,
     /// cgroup v2 files: name and value (`rdma.max`).
     pub unified: Vec<(String, String)>,
+    /// SMC-R for its TCP sockets.
+    #[serde(default)]
+    pub smc: Option<SmcGrant>,
     /// What the user should know, a sentence each.
     pub warnings: Vec<String>,
     /// Every decision with its reason, in the order made: what `explain` prints.
@@ -215,6 +222,9 @@ pub struct GrantedMount {
     pub source: String,
     /// Path in the container.
     pub destination: String,
+    /// It holds code to be run, a library: else the mount forbids that.
+    #[serde(default)]
+    pub executable: bool,
 }
 
 /// One decision, for `explain` and `inspect`.
@@ -253,22 +263,49 @@ pub fn decide(request: &Request, inventory: &Inventory<'_>, policy: &Policy) -> 
         pod: inventory.pod,
         sight: &sight,
         topology: inventory.topology,
+        smc: inventory.smc,
         policy,
         allowance: &allowance,
     };
-    if let (None, SmcMethod::Off, Some(claim)) = (&request.devices, request.smc, &request.claim) {
-        return claims::decide(&case, claim);
-    }
-    match granted(&case) {
-        Ok(grant) => Outcome::Granted(Box::new(grant)),
+    let outcome = match (&request.devices, &request.claim) {
+        (None, Some(claim)) => claims::decide(&case, claim),
+        _ => match granted(&case) {
+            Ok(grant) => Outcome::Granted(Box::new(grant)),
+            Err(refusal) => Outcome::Refused(refusal),
+        },
+    };
+    match accelerated(&case, outcome) {
+        Ok(outcome) => outcome,
         Err(refusal) if allowance.on_refusal == OnRefusal::Warn => Outcome::Waived(refusal),
         Err(refusal) => Outcome::Refused(refusal),
     }
 }
 
-/// The grant of a container that named devices.
+/// With SMC-R for who asked for that, whatever else is granted or left.
+fn accelerated(case: &Case<'_>, outcome: Outcome) -> Result<Outcome, Refusal> {
+    let mut notes = Notes::default();
+    let mut grant = match outcome {
+        Outcome::Granted(grant) => grant,
+        Outcome::LeftAlone { reason } if case.request.smc != SmcMethod::Off => {
+            notes.reason("claim", reason);
+            Box::default()
+        }
+        Outcome::Refused(refusal) => return Err(refusal),
+        outcome => return Ok(outcome),
+    };
+    smc::add(case, &mut grant, &mut notes)?;
+    grant.warnings.extend(notes.warnings);
+    grant.reasons.extend(notes.reasons);
+    Ok(Outcome::Granted(grant))
+}
+
+/// The grant of a container that named devices, or SMC-R alone.
 fn granted(case: &Case<'_>) -> Result<Grant, Refusal> {
     let mut notes = Notes::default();
+    if matches!(case.request.devices, None | Some(Devices::None)) {
+        gates::check_without_devices(case, &mut notes)?;
+        return Ok(Grant { warnings: notes.warnings, reasons: notes.reasons, ..Grant::default() });
+    }
     gates::check(case, &mut notes)?;
     let hcas = selection::select(case, &mut notes)?;
     let mut grant = Grant {
@@ -310,6 +347,7 @@ struct Case<'a> {
     pod: &'a PodView,
     sight: &'a Sight<'a>,
     topology: Option<TopologyFile>,
+    smc: Option<&'a SmcFacts>,
     policy: &'a Policy,
     allowance: &'a Allowance,
 }

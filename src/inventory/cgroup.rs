@@ -63,6 +63,27 @@ fn parent_of(own: &str) -> PathBuf {
     }
 }
 
+/// A container's group below the hierarchy's root, of what a runtime calls it: a path, or
+/// `SLICE:PREFIX:ID`, whose scope systemd makes (`unitName` in runc's systemd driver). `None` if it
+/// leads anywhere but down.
+pub fn container_group(own: &str) -> Option<PathBuf> {
+    let path = match own.splitn(3, ':').collect::<Vec<_>>()[..] {
+        [slice, prefix, id] => {
+            let slice = if slice.is_empty() { "system.slice" } else { slice };
+            let dash = if prefix.is_empty() { "" } else { "-" };
+            let unit = if id.ends_with(".slice") {
+                id.to_owned()
+            } else {
+                format!("{prefix}{dash}{id}.scope")
+            };
+            group_path(slice).join(unit)
+        }
+        _ => PathBuf::from(own.trim_start_matches('/')),
+    };
+    let named = path.components().next().is_some();
+    (named && path.is_relative() && plain(&path)).then_some(path)
+}
+
 /// Whether a path leads nowhere but down.
 fn plain(path: &Path) -> bool {
     path.components().all(|part| !matches!(part, Component::ParentDir))
@@ -71,6 +92,29 @@ fn plain(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_containers_group_is_found_by_what_its_runtime_calls_it() {
+        for (own, path) in [
+            ("/k8s.io/4f1c", Some("k8s.io/4f1c")),
+            (
+                "kubepods-besteffort-pod1_2.slice:cri-containerd:4f1c",
+                Some(
+                    "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1_2.slice/\
+                     cri-containerd-4f1c.scope",
+                ),
+            ),
+            (":crio:4f1c", Some("system.slice/crio-4f1c.scope")),
+            ("user.slice::4f1c", Some("user.slice/4f1c.scope")),
+            ("a.slice:x:b.slice", Some("a.slice/b.slice")),
+            ("/k8s.io/../../etc", None),
+            ("a.slice:x:../../y", None),
+            ("", None),
+            ("/", None),
+        ] {
+            assert_eq!(container_group(own).as_deref(), path.map(Path::new), "{own}");
+        }
+    }
 
     #[test]
     fn a_slices_name_tells_its_path() {

@@ -4,6 +4,8 @@
 //! * [`rdma`]: `NETLINK_RDMA`, devices, ports and character devices; [`nldev`] is its codec
 //! * [`route`]: `NETLINK_ROUTE`, interfaces, addresses, default routes
 //! * [`kobject`]: `NETLINK_KOBJECT_UEVENT`, what was plugged, bound and renamed
+//! * [`generic`]: `NETLINK_GENERIC`, families that are known by name
+//! * [`sock_diag`]: `NETLINK_SOCK_DIAG`, sockets
 //!
 //! [`Listener`] is the other kind of socket: it asks nothing and hears notifications.
 //!
@@ -12,6 +14,7 @@
 //! serves programs without an async runtime.
 
 pub mod attribute;
+pub mod generic;
 pub mod kobject;
 pub mod listener;
 pub mod nldev;
@@ -19,6 +22,7 @@ mod option;
 pub mod rdma;
 mod reply;
 pub mod route;
+pub mod sock_diag;
 pub mod socket;
 
 use netlink_packet_core::{NetlinkDeserializable, NetlinkSerializable};
@@ -174,6 +178,16 @@ impl Error {
 
 fn said(text: &Option<String>) -> String {
     text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default()
+}
+
+/// Takes a recorded answer apart, whose question had sequence number 7.
+#[cfg(test)]
+pub(crate) fn replay<F: Family>(datagrams: &[Vec<u8>]) -> Result<Vec<F::Answer>, Error> {
+    let mut reply = reply::Reply::new("it", 7, 1000);
+    for datagram in datagrams {
+        reply.take::<F>(datagram, Some)?;
+    }
+    Ok(reply.kept)
 }
 
 #[cfg(test)]

@@ -47,6 +47,7 @@ pub fn carrier(runtime: &Runtime, limits: RuntimeLimits) -> Carrier {
         ),
         cpuset: can(runtime.can.cpuset, Feature::Cpuset),
         unified: can(runtime.can.unified, Feature::Unified),
+        sysctl: can(runtime.can.sysctl, Feature::Sysctl),
         unified_lines: Can::No(
             "limits for several need runc 1.2, and NRI does not tell what runs below the runtime: \
              ask for one adapter"

@@ -35,6 +35,8 @@ pub struct Allowance {
     pub netns: BTreeSet<NetnsRequest>,
     /// Methods of SMC-R; `auto` takes the best of these that the kernel has.
     pub smc: BTreeSet<SmcMethod>,
+    /// Sysctls of SMC that it may have set in its network namespace, without `net.smc.`.
+    pub smc_sysctls: BTreeSet<String>,
     /// What a request that must be refused leads to.
     pub on_refusal: OnRefusal,
 }
@@ -61,6 +63,7 @@ impl Default for Allowance {
             capabilities: BTreeSet::new(),
             netns: [NetnsRequest::Auto, NetnsRequest::Shared, NetnsRequest::Host].into(),
             smc: [SmcMethod::Bpf, SmcMethod::Preload].into(),
+            smc_sysctls: BTreeSet::new(),
             on_refusal: OnRefusal::Refuse,
         }
     }
@@ -123,6 +126,8 @@ pub struct Narrowing {
     pub netns: Option<BTreeSet<NetnsRequest>>,
     /// Only these methods of SMC-R are left.
     pub smc: Option<BTreeSet<SmcMethod>>,
+    /// Only these sysctls of SMC are left.
+    pub smc_sysctls: Option<BTreeSet<String>>,
 }
 
 impl Narrowing {
@@ -144,6 +149,7 @@ impl Narrowing {
         keep(&mut allowance.capabilities, self.capabilities.as_ref());
         keep(&mut allowance.netns, self.netns.as_ref());
         keep(&mut allowance.smc, self.smc.as_ref());
+        keep(&mut allowance.smc_sysctls, self.smc_sysctls.as_ref());
         allowance.adapters_too.extend(self.adapters.clone());
         allowance.virtual_functions &= self.virtual_functions.unwrap_or(true);
         allowance.memlock_max =

@@ -6,6 +6,7 @@
 
 mod allowance;
 mod parse;
+mod smc;
 mod wrapper;
 
 use std::borrow::Cow;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use allowance::{Allowance, Narrowing, OnRefusal};
 pub use parse::{LoadError, PolicyError, load, path};
+pub use smc::{Smc, is_eid};
 pub use wrapper::{Wrapper, wrapped_runtime};
 
 use crate::request::Pod;
@@ -46,6 +48,8 @@ pub struct Policy {
     pub dialects: Dialects,
     /// Runtime handlers whose containers have a kernel of their own.
     pub sandboxes: Sandboxes,
+    /// SMC-R.
+    pub smc: Smc,
     /// The daemon itself.
     pub daemon: Daemon,
     /// The node's CDI file.
@@ -71,6 +75,7 @@ impl Default for Policy {
             topology_file: None,
             dialects: Dialects::default(),
             sandboxes: Sandboxes::default(),
+            smc: Smc::default(),
             daemon: Daemon::default(),
             cdi: Cdi::default(),
             wrapper: Wrapper::default(),

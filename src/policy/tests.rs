@@ -80,6 +80,7 @@ fn every_key_is_in_the_commented_default() {
         capabilities = []
         netns = []
         smc = []
+        smc_sysctls = []
     "##;
     let policy = toml::Value::try_from(Policy::from_toml(example).unwrap()).unwrap();
     fn keys(value: &toml::Value, all: &mut BTreeSet<String>) {
@@ -286,7 +287,7 @@ fn c106_sandboxes_are_told_by_handler() {
 
 #[test]
 fn mistakes_are_named_with_line_and_column() {
-    insta::assert_snapshot!(error("claims = \"limit\"\nclaim = 1\n"), @"line 2, column 1: unknown field `claim`, expected one of `skip_containers`, `wrapper_handlers`, `claims`, `rails`, `topology_file`, `dialects`, `sandboxes`, `daemon`, `cdi`, `wrapper`, `default`, `rules`, `narrow`");
+    insta::assert_snapshot!(error("claims = \"limit\"\nclaim = 1\n"), @"line 2, column 1: unknown field `claim`, expected one of `skip_containers`, `wrapper_handlers`, `claims`, `rails`, `topology_file`, `dialects`, `sandboxes`, `smc`, `daemon`, `cdi`, `wrapper`, `default`, `rules`, `narrow`");
     insta::assert_snapshot!(error("claims = \"some\""), @"line 1, column 10: unknown variant `some`, expected one of `limit`, `full`, `off`");
     insta::assert_snapshot!(error("claims = "), @"line 1, column 10: string values must be quoted, expected literal string");
     insta::assert_snapshot!(error("[default]\n  keys = [\"devices\", \"device\"]"), @"line 2, column 22: unknown variant `device`, expected one of `devices`, `nodes`, `memlock`, `capabilities`, `numa`, `env`, `netns`, `smc`, `limits`, `require`");
@@ -294,7 +295,7 @@ fn mistakes_are_named_with_line_and_column() {
     insta::assert_snapshot!(error("[default]\nmemlock_max = -1"), @r#"line 2, column 15: expected an amount of memory, such as "64GiB""#);
     insta::assert_snapshot!(error("[default]\ncapabilities = [\"IPC_LOCKS\"]"), @r#"line 2, column 16: there is no capability "IPC_LOCKS""#);
     insta::assert_snapshot!(error("[[rules]]\nlabels = {}"), @"line 2, column 1: unknown field `labels`, expected one of `namespaces`, `runtime_handlers`, `allow`");
-    insta::assert_snapshot!(error("[[rules]]\nallow = { adapter = [] }"), @"line 2, column 11: unknown field `adapter`, expected one of `keys`, `adapters`, `virtual_functions`, `nodes`, `memlock_max`, `capabilities`, `netns`, `smc`, `on_refusal`");
+    insta::assert_snapshot!(error("[[rules]]\nallow = { adapter = [] }"), @"line 2, column 11: unknown field `adapter`, expected one of `keys`, `adapters`, `virtual_functions`, `nodes`, `memlock_max`, `capabilities`, `netns`, `smc`, `smc_sysctls`, `on_refusal`");
     insta::assert_snapshot!(error("topology_file = \"nccl.xml\""), @r#"line 1, column 17: "nccl.xml" is no absolute path without "..""#);
     insta::assert_snapshot!(error("topology_file = \"/run/../etc/shadow\""), @r#"line 1, column 17: "/run/../etc/shadow" is no absolute path without "..""#);
     insta::assert_snapshot!(error("[daemon]\nmetrics = \"localhost\""), @r#"line 2, column 11: "localhost" is no address to listen at: expected ADDRESS:PORT, such as "127.0.0.1:9471", or "" for none"#);

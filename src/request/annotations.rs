@@ -169,7 +169,7 @@ fn set(request: &mut Request, key: Key, text: &str) -> Result<(), Problem> {
         Key::Numa => request.numa = value::word(text)?,
         Key::Env => request.env = value::env(text)?,
         Key::Netns => request.netns = value::word(text)?,
-        Key::Smc => request.smc = value::word(text)?,
+        Key::Smc => (request.smc, request.smc_sysctls) = value::smc(text)?,
         Key::Limits => request.limits = Some(value::limits(text)?),
         Key::Require => request.require = value::require(text)?,
     }

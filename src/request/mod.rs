@@ -55,6 +55,9 @@ pub struct Request {
     pub netns: NetnsRequest,
     /// SMC-R for ordinary TCP.
     pub smc: SmcMethod,
+    /// Sysctls of SMC to set in the pod, without `net.smc.`.
+    #[serde(default)]
+    pub smc_sysctls: BTreeMap<String, u32>,
     /// rdma cgroup limits, for each granted adapter.
     pub limits: Option<Limits>,
     /// Refuse instead of warn.
@@ -100,6 +103,7 @@ impl Request {
             env: EnvMode::default(),
             netns: NetnsRequest::default(),
             smc: SmcMethod::default(),
+            smc_sysctls: BTreeMap::new(),
             limits: None,
             require: BTreeSet::new(),
             claim: None,
@@ -513,6 +517,8 @@ pub struct Carrier {
     pub cpuset: Can,
     /// cgroup v2 files such as `rdma.max`.
     pub unified: Can,
+    /// Sysctls of the container's network namespace.
+    pub sysctl: Can,
     /// Several lines in one of these files, which want a write each (runc 1.2).
     pub unified_lines: Can,
     /// The limit that this path itself may raise to: `None` is any (CAP_SYS_RESOURCE), else the

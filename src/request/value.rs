@@ -1,12 +1,13 @@
 //! The values of our keys, each from its text.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::{Problem, shown};
 use super::is_unprintable;
 use super::words::{Words, unknown};
 use super::{
-    Devices, EnvFamily, EnvMode, Limits, Memlock, Requirement, Selector, capability, quantity,
+    Devices, EnvFamily, EnvMode, Limits, Memlock, Requirement, Selector, SmcMethod, capability,
+    quantity,
 };
 use crate::inventory::PciAddress;
 
@@ -19,6 +20,42 @@ const MOST: u32 = 4096;
 /// Most selectors, and places of a rail. A runtime waits while they are read, and an annotation
 /// may have 256 KiB.
 const MOST_ITEMS: usize = 256;
+
+/// Sysctls below `net.smc.` that a pod may ask for, with what the kernel takes
+/// (`net/smc/smc_sysctl.c`).
+const SMC_SYSCTLS: [(&str, u32, u32); 8] = [
+    ("autocorking_size", 0, u32::MAX),
+    ("limit_smc_hs", 0, 1),
+    ("rmem", 16_384, i32::MAX.cast_unsigned() / 2),
+    ("smcr_buf_type", 0, 2),
+    ("smcr_max_conns_per_lgr", 16, 255),
+    ("smcr_max_links_per_lgr", 1, 2),
+    ("smcr_testlink_time", 0, i32::MAX.cast_unsigned()),
+    ("wmem", 16_384, i32::MAX.cast_unsigned() / 2),
+];
+
+/// `smc`: a method, and sysctls of the pod's network namespace: `auto,wmem=262144`.
+pub(super) fn smc(text: &str) -> Result<(SmcMethod, BTreeMap<String, u32>), Problem> {
+    let mut parts = text.split(',').map(str::trim);
+    let method = word(parts.next().unwrap_or_default())?;
+    let mut sysctls = BTreeMap::new();
+    for part in parts {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let (name, value) = (name.trim(), value.trim());
+        let name = name.strip_prefix("net.smc.").unwrap_or(name);
+        let known = SMC_SYSCTLS.into_iter().find(|(known, ..)| *known == name);
+        let Some((known, from, to)) = known else {
+            return Err(unknown(name, SMC_SYSCTLS.into_iter().map(|(known, ..)| known)));
+        };
+        if method == SmcMethod::Off {
+            return Err(Problem::Alone("off".to_owned()));
+        }
+        if sysctls.insert(known.to_owned(), number(value, from, to)?).is_some() {
+            return Err(Problem::Twice(known.to_owned()));
+        }
+    }
+    Ok((method, sysctls))
+}
 
 /// `devices`: `all`, `none`, a count, or a list of selectors.
 pub(super) fn devices(text: &str) -> Result<Devices, Problem> {

@@ -19,10 +19,6 @@ const CHECKS: &[Check] = &[
     Check { name: "features-nri", cargo: &["check", "--no-default-features", "--features", "nri"] },
     Check { name: "features-cli", cargo: &["check", "--no-default-features", "--features", "cli"] },
     Check {
-        name: "features-probe",
-        cargo: &["check", "--no-default-features", "--features", "probe"],
-    },
-    Check {
         name: "clippy",
         cargo: &[
             "clippy",

@@ -67,6 +67,11 @@ const BATCHES: &[Batch] = &[
         "RoCE adapters on the pods' own interfaces, on kernel 7.2",
         &["--kernel=next"],
     ),
+    Batch::new(
+        "smc",
+        "SMC-R for programs that know nothing of it",
+        &["--containerd=2", "--rxe-lo"],
+    ),
     Batch {
         tools: &[CONTAINERD, CRICTL],
         ..Batch::new(
@@ -75,11 +80,6 @@ const BATCHES: &[Batch] = &[
             &["--containerd", NEWER],
         )
     },
-    Batch::new(
-        "probe",
-        "rdma-ctk-probe in containers that work and that do not",
-        &["--containerd=2"],
-    ),
     Batch { long: true, ..Batch::new("pair", "pods on two nodes", &["--guests=2"]) },
     Batch::new(
         "transport",
@@ -165,6 +165,9 @@ fn run_batch(batch: &Batch, programs: &Path, options: &Options) -> Tally {
             Ok(folder) => machine.push(format!("--share={tool}={}", folder.display())),
             Err(error) => return cannot(&format!("{error:#}; that wants Go and its modules")),
         }
+    }
+    if name == "smc" {
+        machine::build_programs_of_smc(programs);
     }
     if name == "units" {
         match machine::unit_tests() {

@@ -21,17 +21,10 @@ pub fn set_up() -> anyhow::Result<()> {
 /// Build the programs as users get them; the folder that holds them.
 pub fn build() -> anyhow::Result<PathBuf> {
     succeed(&mut cargo(&["build", "--release", "--bins", "--example=conformance"]))?;
-    static_probe()?;
     // xtask itself lies at TARGET/debug/xtask, wherever the target folder is.
     let this = std::env::current_exe().context("cannot tell the path of xtask")?;
     let target = this.ancestors().nth(2).context("xtask is not in a target folder")?;
     Ok(target.join("release"))
-}
-
-/// Link the probe statically, as it is shipped: it has to start in images without this C library.
-pub fn static_probe() -> anyhow::Result<()> {
-    let probe = ["rustc", "--release", "--bin=rdma-ctk-probe", "--"];
-    succeed(cargo(&probe).arg("-Ctarget-feature=+crt-static"))
 }
 
 /// The program of the unit tests, built as `cargo test` builds it: its folder and its name there.
@@ -74,4 +67,23 @@ pub fn run(programs: &Path, options: &[&str], command: &[&str]) -> Command {
         .arg("--")
         .args(command);
     vm
+}
+
+/// Build the programs that the batch `smc` runs in containers. Without their compilers it skips what
+/// needs them, and says so.
+pub fn build_programs_of_smc(programs: &Path) {
+    let sources = root().join("integration/e2e/smc_programs");
+    let mut go = Command::new("go");
+    go.args(["build", "-o"]).arg(programs.join("smc-go")).arg(sources.join("connect.go"));
+    go.env("CGO_ENABLED", "0").env("GO111MODULE", "off");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O2", "-o"]).arg(programs.join("libsmc-preload.so"));
+    cc.arg(sources.join("preload.c"));
+    for mut compiler in [go, cc] {
+        match compiler.status() {
+            Ok(status) if status.success() => {}
+            Ok(status) => eprintln!("{compiler:?}: {status}"),
+            Err(error) => eprintln!("{compiler:?}: {error}"),
+        }
+    }
 }

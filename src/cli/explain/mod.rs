@@ -28,8 +28,9 @@ use crate::nri::container::{self, Network, RuntimeLimits, parent_cpus};
 use crate::nri::proto::User;
 use crate::nri::version::Runtime;
 use crate::policy::{self, OnRefusal, Policy};
-use crate::request::Request;
+use crate::request::{Request, SmcMethod};
 use crate::roots::Roots;
+use crate::smc;
 pub use manifest::{ManifestError, Subject};
 pub use show::reasons;
 
@@ -276,7 +277,10 @@ impl<'a> World<'a> {
             Ok(request) => {
                 let view = self.view(container::network(&sandbox, Some(&subject)));
                 let topology = self.topology();
-                let inventory = Inventory { node: self.node, pod: &view, topology };
+                let smc = (request.smc != SmcMethod::Off)
+                    .then(|| smc::probe::probe(self.roots, &self.policy.smc));
+                let inventory =
+                    Inventory { node: self.node, pod: &view, topology, smc: smc.as_ref() };
                 let decision = decide(&request, &inventory, self.policy);
                 (request.remarks, decision)
             }

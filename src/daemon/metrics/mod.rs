@@ -3,6 +3,7 @@
 
 pub mod endpoint;
 pub mod node;
+pub mod smc;
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use crate::grant::tests::machines;
-use crate::grant::{Inventory, Outcome, TopologyFile, decide};
+use crate::grant::{Inventory, Outcome, SmcFacts, TopologyFile, decide};
 use crate::inventory::*;
 use crate::policy::{Allowance, Claims, OnRefusal, Policy};
 use crate::request::*;
@@ -21,12 +21,18 @@ pub struct Inputs {
     pub node: Node,
     pub pod: PodView,
     pub topology: Option<TopologyFile>,
+    pub smc: Option<SmcFacts>,
     pub policy: Policy,
 }
 
 impl Inputs {
     pub fn decide(&self) -> Outcome {
-        let inventory = Inventory { node: &self.node, pod: &self.pod, topology: self.topology };
+        let inventory = Inventory {
+            node: &self.node,
+            pod: &self.pod,
+            topology: self.topology,
+            smc: self.smc.as_ref(),
+        };
         decide(&self.request, &inventory, &self.policy)
     }
 }
@@ -276,7 +282,7 @@ fn can() -> impl Strategy<Value = Can> {
 fn carrier() -> impl Strategy<Value = Carrier> {
     let path =
         select(&[CarrierPath::Nri, CarrierPath::Wrapper, CarrierPath::Hook, CarrierPath::Cdi][..]);
-    (path, vec(can(), 7), option::weighted(0.2, select(&[0, 1 << 20, u64::MAX][..]))).prop_map(
+    (path, vec(can(), 8), option::weighted(0.2, select(&[0, 1 << 20, u64::MAX][..]))).prop_map(
         |(path, cans, memlock_ceiling)| {
             let mut cans = cans.into_iter();
             let mut can = || cans.next().unwrap_or_default();
@@ -289,6 +295,7 @@ fn carrier() -> impl Strategy<Value = Carrier> {
                 capabilities: can(),
                 cpuset: can(),
                 unified: can(),
+                sysctl: can(),
                 unified_lines: can(),
                 memlock_ceiling,
             }
@@ -413,7 +420,10 @@ fn request() -> impl Strategy<Value = Request> {
             29 => Just(NetnsRequest::Auto),
             1 => select(&[NetnsRequest::Shared, NetnsRequest::Host, NetnsRequest::Ipvlan][..])
         ],
-        prop_oneof![49 => Just(SmcMethod::Off), 1 => Just(SmcMethod::Auto)],
+        prop_oneof![
+            40 => Just(SmcMethod::Off),
+            10 => select(&[SmcMethod::Auto, SmcMethod::Bpf, SmcMethod::Preload][..])
+        ],
         option::weighted(0.1, (option::of(0_u32..9), option::of(0_u32..9))),
         prop_oneof![9 => Just([].into()), 1 => subset(&[
             Requirement::RdmaCm,
@@ -513,6 +523,12 @@ fn policy() -> impl Strategy<Value = Policy> {
 }
 
 /// Inputs of all kinds.
+fn smc() -> impl Strategy<Value = SmcFacts> {
+    (prop::bool::weighted(0.9), can(), can(), can()).prop_map(|(loaded, tcp2smc, bpf, preload)| {
+        SmcFacts { loaded, tcp2smc, bpf, preload, ..SmcFacts::default() }
+    })
+}
+
 pub fn inputs() -> impl Strategy<Value = Inputs> {
     let topology = select(&[
         None,
@@ -520,7 +536,13 @@ pub fn inputs() -> impl Strategy<Value = Inputs> {
         Some(TopologyFile::Present { mode: 0o600 }),
         Some(TopologyFile::Present { mode: 0o644 }),
     ]);
-    (request(), node(), pod(), topology, policy()).prop_map(
-        |(request, node, pod, topology, policy)| Inputs { request, node, pod, topology, policy },
+    (request(), node(), pod(), topology, option::weighted(0.9, smc()), policy()).prop_map(
+        |(mut request, node, pod, topology, smc, policy)| {
+            // It is had by this path alone.
+            if request.smc != SmcMethod::Off {
+                request.carrier.path = CarrierPath::Nri;
+            }
+            Inputs { request, node, pod, topology, smc, policy }
+        },
     )
 }

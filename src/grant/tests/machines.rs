@@ -202,6 +202,7 @@ pub fn nothing() -> Request {
         env: EnvMode::default(),
         netns: NetnsRequest::Auto,
         smc: SmcMethod::Off,
+        smc_sysctls: [].into(),
         limits: None,
         require: BTreeSet::new(),
         claim: None,

@@ -8,3 +8,4 @@ pub mod machines;
 mod memlock;
 mod nodes;
 mod selection;
+mod smc;

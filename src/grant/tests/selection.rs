@@ -370,7 +370,10 @@ fn what_this_build_does_not_serve_is_refused_in_words() {
     policy.default.capabilities = ["IPC_LOCK".to_owned()].into();
     type Edit = fn(&mut Request);
     let cases: [(Edit, &str); 6] = [
-        (|r| r.smc = SmcMethod::Auto, "smc.rdma-ctk.io: this build does not serve SMC-R"),
+        (
+            |r| r.smc = SmcMethod::Auto,
+            "smc.rdma-ctk.io: what the kernel has of SMC-R was not looked at",
+        ),
         (|r| r.netns = NetnsRequest::Exclusive, "netns.rdma-ctk.io: this build does not move"),
         (|r| r.netns = NetnsRequest::Ipvlan, "netns.rdma-ctk.io: this build makes no sub-inter"),
         (|r| r.netns = NetnsRequest::Host, "the pod has a network namespace of its own"),
@@ -392,7 +395,7 @@ fn what_this_build_does_not_serve_is_refused_in_words() {
     // A request for SMC-R alone is not lost either.
     let mut smc = nothing();
     smc.smc = SmcMethod::Preload;
-    assert!(refusal(&smc, &node, &PodView::Host).contains("does not serve SMC-R"));
+    assert!(refusal(&smc, &node, &PodView::Host).contains("was not looked at"));
     let mut host = request("all");
     host.netns = NetnsRequest::Host;
     host.container.pod.host_network = true;

@@ -555,3 +555,24 @@ proptest! {
         prop_assert_eq!(request, Request::nothing(container("a"), Carrier::default()));
     }
 }
+
+#[test]
+fn smc_takes_sysctls_behind_the_method() {
+    let request = with("smc.rdma-ctk.io", "auto, wmem=262144,net.smc.smcr_buf_type=2");
+    assert_eq!(request.smc, SmcMethod::Auto);
+    let sysctls = [("smcr_buf_type".to_owned(), 2), ("wmem".to_owned(), 262_144)];
+    assert_eq!(request.smc_sysctls, BTreeMap::from(sysctls));
+    for (value, said) in [
+        ("auto,wmem=1", "\"1\" is no number from 16384 to"),
+        ("auto,wmem=", "is no number from"),
+        ("auto,wmen=65536", "did you mean \"wmem\"?"),
+        ("auto,tcp2smc=1", "is none of autocorking_size"),
+        ("auto,../../kernel/core_pattern=1", "is none of autocorking_size"),
+        ("auto,wmem=65536,wmem=65536", "\"wmem\" is given twice"),
+        ("off,wmem=65536", "\"off\" stands alone"),
+        ("wmem=65536", "is none of off, auto"),
+    ] {
+        let error = value_error("smc", value);
+        assert!(error.contains(said), "{value}: {error}");
+    }
+}

@@ -1,0 +1,313 @@
+//! SMC-R of containers while they live: what is prepared when they are created, switched when they
+//! start, and taken back when they stop. Everything here that asks the kernel does so on a
+//! blocking thread.
+//!
+//! Nothing of it can take the daemon down: what fails, fails the container that asked for it.
+
+use std::collections::HashMap;
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::task::spawn_blocking;
+use tracing::{info, warn};
+
+use super::plugin::Daemon;
+use super::records::PodName;
+use crate::grant::{PNET_OURS, SmcFacts, SmcGrant};
+use crate::netns::Namespace;
+use crate::nri::container::{Network, pod};
+use crate::nri::proto::{Container, PodSandbox};
+use crate::policy::Policy;
+use crate::request::{Can, SmcMethod};
+use crate::rootfs::Rootfs;
+use crate::roots::Roots;
+use crate::smc::bpf::{Group, Switch};
+use crate::smc::{entry, group, prepare, probe};
+
+/// SMC-R of the node's containers; clones share it.
+#[derive(Debug, Clone)]
+pub struct Smc {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    roots: Roots,
+    /// The kernel takes the program: it was tried.
+    tried: Mutex<bool>,
+    turned: Mutex<HashMap<String, Turned>>,
+}
+
+/// A container that has SMC-R.
+#[derive(Debug, Clone)]
+struct Turned {
+    grant: SmcGrant,
+    group: Option<Group>,
+    /// What the runtime calls its control group; empty before it starts.
+    called: String,
+}
+
+/// A container that runs with SMC-R, as a runtime tells of it when a session begins.
+#[derive(Debug, Clone)]
+pub struct Running {
+    /// Its identifier.
+    pub id: String,
+    /// What the runtime calls its control group.
+    pub group: String,
+    /// What it was given.
+    pub grant: SmcGrant,
+}
+
+impl Smc {
+    /// None yet.
+    pub fn new(roots: &Roots) -> Self {
+        let (tried, turned) = (Mutex::new(false), Mutex::default());
+        Self { inner: Arc::new(Inner { roots: roots.clone(), tried, turned }) }
+    }
+
+    /// What the kernel has of SMC, for a container that asks for it.
+    pub async fn facts(&self, policy: &Arc<Policy>) -> SmcFacts {
+        let (inner, policy) = (Arc::clone(&self.inner), Arc::clone(policy));
+        let facts = spawn_blocking(move || inner.facts(&policy)).await;
+        facts.unwrap_or_else(|error| SmcFacts {
+            bpf: Can::No(format!("looking at the kernel failed badly: {error}")),
+            ..SmcFacts::default()
+        })
+    }
+
+    /// Does what a container with that grant needs before it is created.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub async fn prepare(
+        &self,
+        id: &str,
+        grant: &SmcGrant,
+        network: &Network,
+    ) -> Result<(), String> {
+        let (inner, id) = (Arc::clone(&self.inner), id.to_owned());
+        let (grant, network) = (grant.clone(), network.clone());
+        blocking(move || {
+            let (begun, method) = (Instant::now(), grant.method);
+            let done = inner.prepare(id.clone(), grant, &network);
+            let took_us = begun.elapsed().as_micros();
+            done.inspect(|()| info!(id, %method, took_us, "prepared for SMC-R"))
+        })
+        .await
+    }
+
+    /// Switches a container that is about to start.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub async fn start(&self, grant: &SmcGrant, container: &Container) -> Result<(), String> {
+        let (inner, grant) = (Arc::clone(&self.inner), grant.clone());
+        let id = container.id.clone();
+        let called = container.linux.as_ref().map(|linux| linux.cgroups_path.clone());
+        let env = container.env.iter().filter_map(|variable| variable.split_once('='));
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let program = Program { args: container.args.clone(), env };
+        blocking(move || inner.start(id, grant, &called.unwrap_or_default(), &program)).await
+    }
+
+    /// Takes back what a container had, which has stopped.
+    pub fn stop(&self, id: &str) {
+        let Some(turned) = self.inner.turned().remove(id) else { return };
+        let inner = Arc::clone(&self.inner);
+        spawn_blocking(move || inner.stop(&turned));
+    }
+
+    /// A process of each container that has SMC-R and runs. Reads a file for each.
+    pub fn processes(&self) -> Vec<u32> {
+        let called: Vec<String> =
+            self.inner.turned().values().map(|turned| turned.called.clone()).collect();
+        called
+            .iter()
+            .filter(|called| !called.is_empty())
+            .filter_map(|called| group::first_process(&self.inner.roots, called))
+            .collect()
+    }
+
+    /// Makes these containers the only ones that are switched: after a restart, when the runtime
+    /// has told what there is.
+    pub fn resume(&self, running: Vec<Running>) {
+        let inner = Arc::clone(&self.inner);
+        spawn_blocking(move || inner.resume(running));
+    }
+}
+
+async fn blocking(
+    work: impl FnOnce() -> Result<(), String> + Send + 'static,
+) -> Result<(), String> {
+    spawn_blocking(work).await.unwrap_or_else(|error| Err(format!("it failed badly: {error}")))
+}
+
+/// What a container begins with.
+struct Program {
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+}
+
+impl Inner {
+    fn turned(&self) -> MutexGuard<'_, HashMap<String, Turned>> {
+        self.turned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn facts(&self, policy: &Policy) -> SmcFacts {
+        let mut facts = probe::probe(&self.roots, &policy.smc);
+        if !facts.loaded && policy.smc.load_module {
+            load_module();
+            facts = probe::probe(&self.roots, &policy.smc);
+        }
+        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        if facts.bpf == Can::Yes && self.roots.is_live() && !*tried {
+            match Switch::new(&self.roots, policy.smc.mptcp).try_out() {
+                Ok(()) => *tried = true,
+                Err(problem) => facts.bpf = Can::No(problem.to_string()),
+            }
+        }
+        facts
+    }
+
+    fn prepare(&self, id: String, grant: SmcGrant, network: &Network) -> Result<(), String> {
+        prepare::on_host(&grant).map_err(|problem| problem.to_string())?;
+        // From here on it has to be taken back, whether or not the rest succeeds.
+        self.turned()
+            .insert(id, Turned { grant: grant.clone(), group: None, called: String::new() });
+        let Network::Own(path) = network else { return Ok(()) };
+        if grant.pnet.is_empty() && (grant.sysctls.is_empty() || grant.by_runtime) {
+            return Ok(());
+        }
+        let namespace =
+            Namespace::open(&self.roots, path).map_err(|problem| problem.to_string())?;
+        if namespace.is_current(&self.roots) {
+            return Err(format!(
+                "{} is the host's network namespace, which is never changed",
+                path.display()
+            ));
+        }
+        namespace
+            .run(|| prepare::in_pod(&self.roots, &grant))
+            .map_err(|problem| problem.to_string())?
+            .map_err(|problem| problem.to_string())
+    }
+
+    fn start(
+        &self,
+        id: String,
+        grant: SmcGrant,
+        called: &str,
+        program: &Program,
+    ) -> Result<(), String> {
+        let mut group = None;
+        match grant.method {
+            SmcMethod::Bpf => {
+                let found =
+                    group::group(&self.roots, called).map_err(|problem| problem.to_string())?;
+                let switch = Switch::new(&self.roots, grant.mptcp);
+                switch.add(found).map_err(|problem| problem.to_string())?;
+                group = Some(found);
+            }
+            SmcMethod::Preload => {
+                // The runtime's own process waits in there for the start; no user code has run.
+                let root = group::first_process(&self.roots, called)
+                    .map(|pid| self.roots.proc.join(format!("{pid}/root")))
+                    .and_then(|root| Rootfs::open(&root));
+                let linked = root.map(|root| entry::of(&root, &program.args, &program.env));
+                if let Some(why) = linked.and_then(entry::Linked::refusal) {
+                    return Err(why.to_owned());
+                }
+            }
+            // It is in the pod's namespace by now, or the container would not have been created.
+            SmcMethod::Tcp2smc | SmcMethod::Auto | SmcMethod::Off => {}
+        }
+        self.turned().insert(id, Turned { grant, group, called: called.to_owned() });
+        Ok(())
+    }
+
+    fn stop(&self, turned: &Turned) {
+        if let Some(group) = turned.group
+            && let Err(problem) = Switch::new(&self.roots, turned.grant.mptcp).remove(group.id)
+        {
+            warn!("a stopped container stays in the switch of SMC-R: {problem}");
+        }
+        for pnet in turned.grant.pnet.iter().filter(|pnet| pnet.name.starts_with(PNET_OURS)) {
+            let used = self
+                .turned()
+                .values()
+                .any(|other| other.grant.pnet.iter().any(|theirs| theirs.name == pnet.name));
+            if !used && let Err(problem) = prepare::forget(&pnet.name) {
+                warn!(adapter = pnet.adapter, "its PNET id stays: {problem}");
+            }
+        }
+    }
+
+    fn resume(&self, running: Vec<Running>) {
+        let mut groups = Vec::new();
+        let mut turned = HashMap::new();
+        let mut mptcp = false;
+        for Running { id, group: called, grant } in running {
+            let mut group = None;
+            if grant.method == SmcMethod::Bpf {
+                match group::group(&self.roots, &called) {
+                    Ok(found) => group = Some(found),
+                    // It has stopped meanwhile.
+                    Err(problem) => warn!(id, "not switched to SMC-R: {problem}"),
+                }
+                mptcp |= grant.mptcp;
+            }
+            groups.extend(group);
+            turned.insert(id, Turned { grant, group, called });
+        }
+        match Switch::new(&self.roots, mptcp).keep_only(&groups) {
+            Ok(0) if groups.is_empty() => {}
+            Ok(dropped) => {
+                info!(containers = groups.len(), dropped, "SMC-R goes on where it was");
+            }
+            Err(problem) => warn!("SMC-R of running containers cannot be looked after: {problem}"),
+        }
+        let mut known = self.turned();
+        // Whoever was created since the runtime began to tell is in there already.
+        for (id, found) in turned {
+            known.entry(id).or_insert(found);
+        }
+    }
+}
+
+/// Loads the module, as policy says. Whether it worked is seen by looking.
+fn load_module() {
+    match Command::new("modprobe").args(["-a", "smc", "smc_diag"]).output() {
+        Ok(done) if done.status.success() => info!("the module smc is loaded, as policy says"),
+        Ok(done) => {
+            let said = String::from_utf8_lossy(&done.stderr);
+            warn!("cannot load the module smc: {}", said.trim().replace('\n', "; "));
+        }
+        Err(problem) => warn!("cannot run modprobe: {problem}"),
+    }
+}
+
+impl Daemon {
+    /// What a container has of SMC-R that the runtime tells of when a session begins.
+    pub(super) fn running_smc(&self, container: &Container) -> Option<Running> {
+        let group = container.linux.as_ref().map(|linux| linux.cgroups_path.clone());
+        let (id, group) = (container.id.clone(), group.unwrap_or_default());
+        self.containers.smc(&id).map(|grant| Running { id, group, grant })
+    }
+
+    /// Switches a container that starts and was granted SMC-R.
+    ///
+    /// # Errors
+    /// The sentence with which it is refused.
+    pub(super) async fn start_smc(
+        &self,
+        sandbox: &PodSandbox,
+        container: &Container,
+    ) -> Result<(), String> {
+        let Some(grant) = self.containers.smc(&container.id) else { return Ok(()) };
+        let Err(why) = self.smc.start(&grant, container).await else { return Ok(()) };
+        let name = PodName::new(&pod(sandbox), &sandbox.id);
+        let sentence = format!("smc.rdma-ctk.io: {}: {why}", grant.method);
+        self.refuse_start(sandbox, container, name, sentence)
+    }
+}
