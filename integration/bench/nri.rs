@@ -78,6 +78,12 @@ fn plugin(kind: &str, machine: &Path, socket: PathBuf) -> Fallible<()> {
     Ok(())
 }
 
+/// This program by another name for each kind of plugin, and so another file: of pages that
+/// processes share, each is said to have a part only.
+fn program(kind: &str) -> Fallible<PathBuf> {
+    Ok(std::env::current_exe()?.with_extension(kind))
+}
+
 /// A plugin and the runtime's end of its session.
 struct Side {
     child: Child,
@@ -92,7 +98,7 @@ impl Side {
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket)?;
         let begun = Instant::now();
-        let child = Command::new(std::env::current_exe()?)
+        let child = Command::new(program(kind)?)
             .args(["plugin".as_ref(), kind.as_ref(), machine.as_os_str(), socket.as_os_str()])
             .stdin(Stdio::null())
             .stderr(Stdio::null())
@@ -356,7 +362,11 @@ fn main() -> Fallible<()> {
         return plugin(kind, Path::new(machine), socket.into());
     }
     let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("integration/fixtures/gpu-roce.tree");
-    let machine = tempfile::tempdir()?;
+    for kind in ["rdma-ctk", "nothing"] {
+        std::fs::copy(std::env::current_exe()?, program(kind)?)?;
+    }
+    // In memory, as sysfs and /run are.
+    let machine = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())?;
     fixture::unpack(&tree, machine.path())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match arguments.as_slice() {

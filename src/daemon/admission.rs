@@ -32,6 +32,9 @@ use crate::request::{self, NumaMode, Request, SmcMethod, mentions_us};
 /// How long a pod's network may take to be read when nobody waits for it.
 const LEISURE: Duration = Duration::from_secs(30);
 
+/// Tasks that an answer goes through before it has left: ttrpc's writer, the trunk.
+const HOPS: usize = 2;
+
 /// The prefix of every text that reaches a user.
 const PREFIX: &str = "rdma-ctk: ";
 
@@ -60,9 +63,25 @@ impl Candidate<'_> {
 
 type Answer = Result<CreateContainerResponse, String>;
 
+/// What a container was given, to be kept in mind.
+#[derive(Debug)]
+pub(super) struct Given {
+    id: String,
+    pod: PodName,
+    node: Arc<Node>,
+    asked: Asked,
+    grant: Box<Grant>,
+    /// Its network was not known yet.
+    pending: bool,
+}
+
 impl Daemon {
     /// What to change in a container that is being created.
-    pub(super) async fn admit(&self, sandbox: &PodSandbox, container: &Container) -> Answer {
+    pub(super) async fn admit(
+        self: &Arc<Self>,
+        sandbox: &PodSandbox,
+        container: &Container,
+    ) -> Answer {
         let begun = Instant::now();
         self.containers.tell(&container.id);
         if self.scopes.met(&sandbox.id, &container.name) {
@@ -92,7 +111,7 @@ impl Daemon {
         self.decide(&case, &node).await
     }
 
-    async fn decide(&self, case: &Candidate<'_>, node: &Node) -> Answer {
+    async fn decide(self: &Arc<Self>, case: &Candidate<'_>, node: &Arc<Node>) -> Answer {
         let Candidate { sandbox, container, session, policy, .. } = case;
         let nothing = CreateContainerResponse::default();
         let described = container::container(sandbox, container, &session.runtime, session.limits);
@@ -180,9 +199,9 @@ impl Daemon {
     }
 
     fn give(
-        &self,
+        self: &Arc<Self>,
         case: &Candidate<'_>,
-        node: &Node,
+        node: &Arc<Node>,
         asked: Asked,
         grant: Box<Grant>,
         pending: bool,
@@ -198,22 +217,49 @@ impl Daemon {
             }
         }
         let adjust = case.session.carried(edit::nri::adjustment(&grant, &files));
-        let pod = case.pod();
-        let mut granted = Granted::new(pod.clone(), &case.container.name, &grant);
-        let cpus = &asked.request.container;
-        granted.measure(node, cpus.cpus.as_ref().or(cpus.parent_cpus.as_ref()));
+        let given = Given {
+            id: id.clone(),
+            pod: case.pod(),
+            node: Arc::clone(node),
+            asked,
+            grant,
+            pending,
+        };
+        self.unbooked().push(given);
+        let daemon = Arc::clone(self);
+        tokio::spawn(async move {
+            // Behind the answer. Whatever the runtime asks next does it itself if it comes first.
+            for _ in 0..HOPS {
+                tokio::task::yield_now().await;
+            }
+            daemon.book();
+        });
+        Ok(CreateContainerResponse { adjust: Some(adjust), update: Vec::new() })
+    }
+
+    /// Keeps in mind what containers were given whose creation has been answered.
+    pub(super) fn book(&self) {
+        let given = std::mem::take(&mut *self.unbooked());
+        given.into_iter().for_each(|given| self.book_one(given));
+    }
+
+    fn book_one(&self, given: Given) {
+        let Given { id, pod, node, asked, grant, pending } = given;
+        let container = &asked.request.container;
+        let name = container.name.clone();
+        let mut granted = Granted::new(pod.clone(), &name, &grant);
+        granted.measure(&node, container.cpus.as_ref().or(container.parent_cpus.as_ref()));
         if !grant.files.is_empty() {
             granted.asked = Some(asked);
             if pending {
                 self.stale_files.notify_one();
             }
         }
-        if let Some(history) = self.containers.grant(id, granted) {
+        if let Some(history) = self.containers.grant(&id, granted) {
             self.journal.remove_container(&history);
         }
         self.metrics.grants.inc();
-        self.record(id, &case.container.name, pod, Verdict::Granted { grant });
-        Ok(CreateContainerResponse { adjust: Some(adjust), update: Vec::new() })
+        self.record(&id, &name, pod, Verdict::Granted { grant });
     }
 
     fn leave(&self, case: &Candidate<'_>, sentence: String) -> Answer {
@@ -266,6 +312,7 @@ impl Daemon {
     pub(super) fn bungled(&self, mishap: Mishap) {
         let Mishap { call, kind, failed, text, pod: sandbox, container } = mishap;
         self.metrics.mishap(call, kind);
+        self.book();
         let Some(sandbox) = sandbox else { return error!(call, "a call went wrong: {text}") };
         let name = PodName::new(&pod(&sandbox), &sandbox.id);
         let of = container.as_ref().map(|container| container.name.as_str());
@@ -396,6 +443,7 @@ impl Daemon {
     /// changed since.
     pub async fn refresh_files(&self) {
         let Some(node) = self.keeper.now() else { return };
+        self.book();
         let policy = self.policies.now();
         let of = Arc::clone(&policy);
         let topology = tokio::task::spawn_blocking(move || topology(&of)).await.unwrap_or_default();

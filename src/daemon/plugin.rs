@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use tokio::task::JoinHandle;
 use tracing::{error, warn};
 
+use super::admission::Given;
 use super::audit::{Census, Slipped};
 use super::containers::Containers;
 use super::journal::Journal;
@@ -27,7 +28,9 @@ use crate::nri::proto::{
     Container, ContainerUpdate, CreateContainerResponse, LinuxResources, PodSandbox,
     ValidateContainerAdjustmentRequest,
 };
-use crate::nri::{Configuration, Events, Mishap, Pieces, Plugin, Reason, SessionEnd, Stage};
+use crate::nri::{
+    Configuration, Events, Mishap, Outline, Pieces, Plugin, Reason, SessionEnd, Stage,
+};
 use crate::policy::Policy;
 use crate::request::{carries_grant, mentions_us};
 use crate::roots::Roots;
@@ -66,6 +69,8 @@ pub struct Daemon {
     pub told: tokio::sync::watch::Sender<Option<String>>,
     /// A file that is bound into a container should say something else by now.
     pub stale_files: tokio::sync::Notify,
+    /// What containers were given, and is still to be booked.
+    unbooked: Mutex<Vec<Given>>,
     /// What lasts as long as a connection.
     connection: Mutex<Connection>,
     /// Set when what is on record from before this process has been taken over.
@@ -103,6 +108,7 @@ impl Daemon {
             metrics_at: OnceLock::new(),
             told: tokio::sync::watch::Sender::new(None),
             stale_files: tokio::sync::Notify::new(),
+            unbooked: Mutex::default(),
             connection: Mutex::default(),
             recalled: tokio::sync::OnceCell::new(),
         }
@@ -199,6 +205,10 @@ impl Daemon {
         );
     }
 
+    pub(super) fn unbooked(&self) -> MutexGuard<'_, Vec<Given>> {
+        self.unbooked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn connection(&self) -> MutexGuard<'_, Connection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -206,6 +216,7 @@ impl Daemon {
     /// Counts and times a call.
     async fn timed<T>(&self, call: &'static str, work: impl Future<Output = T>) -> T {
         let begun = Instant::now();
+        self.book();
         let done = work.await;
         self.metrics.called(call, begun.elapsed());
         done
@@ -225,6 +236,7 @@ impl Daemon {
     }
 
     fn slipped(&self, census: &Census, policy: &Policy) -> Vec<Slipped> {
+        self.book();
         census.slipped(policy, |id, nodes| {
             self.containers.excuses(id, |path| nodes.iter().any(|node| node == path))
         })
@@ -273,13 +285,19 @@ impl std::ops::Deref for NriPlugin {
     }
 }
 
+impl Outline for NriPlugin {
+    fn concerns(&self, annotation: &str) -> bool {
+        mentions_us([annotation])
+    }
+
+    fn whole(&self, container: &str) -> bool {
+        self.containers.wants_asked(container) || self.containers.smc(container).is_some()
+    }
+}
+
 #[async_trait]
 impl Plugin for NriPlugin {
     fn connected(&self, runtime: Option<u32>) {
-        // Not before: an instance that stands by has another one's records before it until then.
-        // And beside the registration, which is not to wait for it.
-        let daemon = Arc::clone(&self.0);
-        tokio::spawn(async move { daemon.recall().await });
         let limits = runtime.map(|pid| runtime_limits::of_process(&self.roots, pid));
         self.connection().limits = limits.unwrap_or_default();
         self.metrics.sessions.inc();
@@ -290,6 +308,10 @@ impl Plugin for NriPlugin {
     }
 
     async fn configure(&self, configuration: Configuration) -> Result<Events, String> {
+        // Not before: an instance that stands by has another one's records before it until then.
+        // And beside this, which is not to wait for it.
+        let daemon = Arc::clone(&self.0);
+        tokio::spawn(async move { daemon.recall().await });
         self.policies.configure(&configuration.config).map_err(|problem| {
             error!("the configuration that the runtime gives is no policy: {problem}");
             format!("rdma-ctk: configuration of the plugin: {problem}")
@@ -321,12 +343,22 @@ impl Plugin for NriPlugin {
             | Events::VALIDATE_CONTAINER_ADJUSTMENT)
     }
 
+    fn outline(&self) -> Option<&dyn Outline> {
+        Some(self)
+    }
+
+    async fn before_synchronising(&self) {
+        // What is on record says which containers are to be told whole.
+        self.recall().await;
+    }
+
     async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {
         let begun = Instant::now();
         let last = pieces.last;
+        // The parts are compared with what is booked.
+        self.book();
         let turned: Vec<Running> =
             pieces.containers.iter().filter_map(|container| self.running_smc(container)).collect();
-        self.recall().await;
         let with_files: Vec<Container> = pieces
             .containers
             .iter()
@@ -403,7 +435,7 @@ impl Plugin for NriPlugin {
         sandbox: PodSandbox,
         container: Container,
     ) -> Result<CreateContainerResponse, String> {
-        self.timed("CreateContainer", self.admit(&sandbox, &container)).await
+        self.timed("CreateContainer", self.0.admit(&sandbox, &container)).await
     }
 
     async fn start_container(

@@ -223,8 +223,7 @@ mod tests {
         let (gate, count) = (Mutex::new(gate), Arc::new(AtomicUsize::new(0)));
         let reads = Arc::clone(&count);
         let keeper = Keeper::new(Box::new(|| Ok(Node::default())));
-        let runner = keeper.clone();
-        tokio::spawn(async move { runner.run(|| {}).await });
+        keeper.start(|| {}).unwrap();
         let look = move |_: &Path, _: &Node| {
             reads.fetch_add(1, Ordering::SeqCst);
             match gate.lock().unwrap().recv() {

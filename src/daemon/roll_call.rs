@@ -19,7 +19,8 @@ use tracing::{debug, warn};
 use super::audit::Census;
 use super::plugin::NriPlugin;
 use crate::nri::proto::ContainerUpdate;
-use crate::nri::{Configuration, Events, Identity, Pieces, Plugin, serve};
+use crate::nri::{Configuration, Events, Identity, Outline, Pieces, Plugin, serve};
+use crate::request::mentions_us;
 
 /// How long after the beginning of a session.
 pub const PAUSE: Duration = Duration::from_secs(15);
@@ -70,12 +71,26 @@ struct List {
     done: Notify,
 }
 
+impl Outline for List {
+    fn concerns(&self, annotation: &str) -> bool {
+        mentions_us([annotation])
+    }
+
+    fn whole(&self, _: &str) -> bool {
+        false
+    }
+}
+
 #[async_trait]
 impl Plugin for List {
     async fn configure(&self, _: Configuration) -> Result<Events, String> {
         // To hear of nothing cannot be asked for; what follows an update is rare, and not waited
         // for by anybody.
         Ok(Events::POST_UPDATE_CONTAINER)
+    }
+
+    fn outline(&self) -> Option<&dyn Outline> {
+        Some(self)
     }
 
     async fn synchronize(&self, pieces: Pieces) -> Result<Vec<ContainerUpdate>, String> {

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
@@ -11,7 +12,7 @@ use sd_notify::NotifyState;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::journal::Journal;
 use super::metrics::endpoint::Endpoint;
@@ -31,6 +32,10 @@ use crate::roots::Roots;
 
 /// How long a thread that has read something waits for more to read.
 const IDLE: Duration = Duration::from_millis(500);
+/// How long the first reading of the inventory waits for a session.
+const HEAD_START: Duration = Duration::from_millis(50);
+/// After so many readings of the inventory the start is over.
+const SETTLED: usize = 1;
 /// Threads at a time: pods that are read, the inventory, records, a scrape, and some that hang.
 const THREADS: usize = 16;
 
@@ -142,15 +147,18 @@ async fn serve(
     let cdi_due = Arc::new(Notify::new());
     tokio::spawn(cdi::run(Arc::clone(&daemon), Arc::clone(&cdi_due)));
     let read = Arc::clone(&cdi_due);
-    tokio::spawn(async move {
-        let tidy = || {
-            keeping.tidy();
+    let reads = AtomicUsize::new(0);
+    let tidy = move || {
+        keeping.tidy();
+        if keeping.policies.now().cdi.keep {
             read.notify_one();
-            memory::give_back();
-        };
-        keeping.keeper.run(tidy).await;
-    });
-    events::listen(&daemon.roots, daemon.keeper.clone());
+        }
+        memory::give_back();
+        if reads.fetch_add(1, Ordering::Relaxed) == SETTLED {
+            memory::forget_code();
+        }
+    };
+    tokio::spawn(begin_inventory(Arc::clone(&daemon), tidy));
     tokio::spawn(keep_files(Arc::clone(&daemon)));
     if let Listen::At(address) = listen {
         daemon.metrics_at.get_or_init(|| address);
@@ -173,6 +181,7 @@ async fn serve(
     let plugin = Arc::new(NriPlugin(Arc::clone(&daemon)));
     nri::run(plugin, launched, &options, stop).await?;
     notify(&[NotifyState::Stopping]);
+    daemon.book();
     daemon.journal.written().await;
     info!("stopped");
     Ok(())
@@ -229,6 +238,19 @@ fn signals() -> Result<(Signal, impl Future<Output = ()>), ServiceError> {
         info!("stopping");
     };
     Ok((hangup, stop))
+}
+
+/// Begins to read the inventory, and to hear of its changes, once there is a session: a runtime
+/// that starts waits for plugins to register, and the first reading has thousands of files. Without
+/// a runtime that takes us in it is begun a moment later all the same.
+async fn begin_inventory(daemon: Arc<Daemon>, after: impl Fn() + Send + 'static) {
+    let mut told = daemon.told.subscribe();
+    // An error is the end of time or of the daemon.
+    let _ = tokio::time::timeout(HEAD_START, told.changed()).await;
+    events::listen(&daemon.roots, daemon.keeper.clone());
+    if let Err(problem) = daemon.keeper.start(after) {
+        error!("the inventory cannot be read: {problem}");
+    }
 }
 
 /// Keeps the files current that are bound into containers.

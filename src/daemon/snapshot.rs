@@ -1,16 +1,17 @@
 //! The keeper of the inventory: one [`Node`] that is always at hand, made anew when an event says
 //! that something changed, and once a minute for what no event tells.
 //!
-//! Reading sysfs can take as long as a driver likes, so it happens on a blocking thread, one read
+//! Reading sysfs can take as long as a driver likes, so it happens on a thread of its own, one read
 //! at a time. A read that hangs or fails leaves the last snapshot in place; before the first one
 //! whoever asks is told that there is none, never shown an empty node.
 
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fmt, io, thread};
 
-use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use crate::inventory::{Hca, Node};
@@ -51,7 +52,8 @@ pub struct Keeper {
 struct Inner {
     read: Box<Read>,
     current: watch::Sender<Option<Arc<Node>>>,
-    changed: Notify,
+    signal: Arc<Signal>,
+    rescan: Duration,
     state: Mutex<State>,
 }
 
@@ -73,12 +75,17 @@ impl fmt::Debug for Keeper {
 impl Keeper {
     /// A keeper that reads with `read`, nothing being read yet.
     pub fn new(read: Box<Read>) -> Self {
+        Self::every(read, RESCAN)
+    }
+
+    fn every(read: Box<Read>, rescan: Duration) -> Self {
         let state = State { started: Instant::now(), read_at: None, failure: None };
         Self {
             inner: Arc::new(Inner {
                 read,
                 current: watch::Sender::new(None),
-                changed: Notify::new(),
+                signal: Arc::default(),
+                rescan,
                 state: Mutex::new(state),
             }),
         }
@@ -86,7 +93,7 @@ impl Keeper {
 
     /// Something on the node has changed.
     pub fn poke(&self) {
-        self.inner.changed.notify_one();
+        self.inner.signal.poke();
     }
 
     /// The present snapshot, if there is one.
@@ -120,56 +127,62 @@ impl Keeper {
         self.inner.current.subscribe()
     }
 
-    /// Keeps the snapshot current, for ever; `after` is called after each read.
-    pub async fn run(&self, after: impl Fn()) {
-        loop {
-            self.refresh().await;
-            after();
-            tokio::select! {
-                () = self.inner.changed.notified() => self.settle().await,
-                () = sleep(RESCAN) => {}
+    /// Keeps the snapshot current as long as there is a keeper, on a thread of its own, which wakes
+    /// nobody when it finds nothing new. `after` is called there after each read.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(&self, after: impl Fn() + Send + 'static) -> io::Result<()> {
+        let (inner, signal) = (Arc::downgrade(&self.inner), Arc::clone(&self.inner.signal));
+        let rescan = self.inner.rescan;
+        let keep = move || {
+            while let Some(inner) = inner.upgrade() {
+                inner.refresh();
+                // Not held while waiting, so that the last keeper ends this.
+                drop(inner);
+                after();
+                signal.wait(rescan);
             }
-        }
+        };
+        thread::Builder::new().name("inventory".to_owned()).spawn(keep).map(|_| ())
     }
 
-    /// Waits until events have ended for a while.
-    async fn settle(&self) {
-        let begun = tokio::time::Instant::now();
-        while timeout(QUIET, self.inner.changed.notified()).await.is_ok() {
-            if begun.elapsed() >= PATIENCE {
-                break;
-            }
-        }
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.inner.state()
     }
+}
 
-    async fn refresh(&self) {
+impl Inner {
+    fn refresh(&self) {
         let begun = Instant::now();
-        let inner = Arc::clone(&self.inner);
-        let node = match tokio::task::spawn_blocking(move || (inner.read)()).await {
+        let node = match catch_unwind(AssertUnwindSafe(|| (self.read)())) {
             Ok(Ok(node)) => node,
             Ok(Err(error)) => return self.failed(error.to_string()),
-            Err(error) => return self.failed(format!("reading it failed badly: {error}")),
+            Err(panic) => {
+                let text = panic.downcast_ref::<&str>().copied();
+                let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+                let text = text.unwrap_or("no reason given");
+                return self.failed(format!("reading it failed badly: {text}"));
+            }
         };
         {
             let mut state = self.state();
             state.read_at = Some(begun);
             state.failure = None;
         }
-        self.inner.current.send_if_modified(|current| {
-            if current.as_deref() == Some(&node) {
-                return false;
-            }
+        // Nobody else puts one there.
+        let current = self.current.borrow().clone();
+        if current.as_deref() != Some(&node) {
             for remark in new_remarks(current.as_deref(), &node) {
                 warn!("inventory: {remark}");
             }
-            if current.as_deref().is_some_and(|old| looks_alike(old, &node)) {
+            if current.is_some_and(|old| looks_alike(&old, &node)) {
                 debug!("interfaces, addresses or GIDs have changed");
             } else {
                 info!(hcas = node.hcas.len(), gpus = node.gpus.len(), "inventory read");
             }
-            *current = Some(Arc::new(node));
-            true
-        });
+            self.current.send_replace(Some(Arc::new(node)));
+        }
         debug!(took = ?begun.elapsed(), "inventory is current");
     }
 
@@ -181,8 +194,49 @@ impl Keeper {
         state.failure = Some(reason);
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The thread looks, and finds nobody.
+        self.signal.poke();
+    }
+}
+
+/// Where the thread waits that reads.
+#[derive(Debug, Default)]
+struct Signal {
+    poked: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Signal {
+    fn poke(&self) {
+        *self.poked() = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits until something has changed and no more events come for a while, at most so long.
+    fn wait(&self, longest: Duration) {
+        if !self.wait_for(longest) {
+            return;
+        }
+        let begun = Instant::now();
+        while self.wait_for(QUIET) && begun.elapsed() < PATIENCE {}
+    }
+
+    /// Waits for an event, at most so long. True: there was one.
+    fn wait_for(&self, longest: Duration) -> bool {
+        let waited = self.changed.wait_timeout_while(self.poked(), longest, |poked| !*poked);
+        let (mut poked, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *poked)
+    }
+
+    fn poked(&self) -> MutexGuard<'_, bool> {
+        self.poked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -220,6 +274,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
 
+    use tokio::time::sleep;
+
     use super::*;
 
     fn node(remark: &str) -> Node {
@@ -235,8 +291,7 @@ mod tests {
         let keeper = Keeper::new(Box::new(move || {
             read(counter.fetch_add(1, Ordering::SeqCst)).map_err(Into::into)
         }));
-        let runner = keeper.clone();
-        tokio::spawn(async move { runner.run(|| {}).await });
+        keeper.start(|| {}).unwrap();
         (keeper, count)
     }
 
@@ -338,14 +393,35 @@ mod tests {
         assert!(!changes.has_changed().unwrap());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn what_no_event_tells_is_found_within_a_minute() {
-        let (keeper, _) = running(|n| Ok(node(&n.to_string())));
-        keeper.node(Duration::from_secs(1)).await.unwrap();
+        assert!(RESCAN <= Duration::from_secs(60));
+        let count = AtomicUsize::new(0);
+        let read = move || Ok(node(&count.fetch_add(1, Ordering::SeqCst).to_string()));
+        let keeper = Keeper::every(Box::new(read), Duration::from_millis(200));
+        keeper.start(|| {}).unwrap();
+        keeper.node(Duration::from_secs(10)).await.unwrap();
         let mut changes = keeper.watch();
         changes.mark_unchanged();
-        timeout(RESCAN * 2, changes.changed()).await.unwrap().unwrap();
+        assert_eq!(keeper.now().unwrap().remarks, ["0"]);
+        timeout(Duration::from_secs(10), changes.changed()).await.unwrap().unwrap();
         assert_eq!(keeper.now().unwrap().remarks, ["1"]);
+    }
+
+    #[tokio::test]
+    async fn without_a_keeper_nobody_reads() {
+        let (keeper, count) = running(|_| Ok(node("same")));
+        let (sender, ended) = mpsc::channel::<()>();
+        let other = Keeper::new(Box::new(|| Ok(Node::default())));
+        let last = move || _ = &sender;
+        other.start(last).unwrap();
+        other.node(Duration::from_secs(10)).await.unwrap();
+        drop(other);
+        // The thread has let go of what it held.
+        assert!(ended.recv_timeout(Duration::from_secs(10)).is_err());
+        assert!(ended.try_recv() == Err(mpsc::TryRecvError::Disconnected));
+        keeper.node(Duration::from_secs(10)).await.unwrap();
+        assert_eq!(count.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test]

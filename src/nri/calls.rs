@@ -2,6 +2,7 @@
 //! within its time and none by a panic.
 
 use super::arrival::Arrivals;
+use super::outline;
 use super::plugin::{Configuration, Mishap, MishapKind, Pieces, Plugin};
 use super::proto::{
     ConfigureRequest, ConfigureResponse, Container, ContainerRequest, ContainerUpdate,
@@ -210,9 +211,12 @@ impl Calls {
         match method {
             Method::Configure => self.configure(decode(request)?).await,
             Method::Synchronize => {
+                self.plugin.before_synchronising().await;
                 // To be rid of the bytes before the plugin works on what they say: they are many.
-                let decoded = decode(&std::mem::take(request));
-                self.synchronize(decoded?).await
+                let bytes = std::mem::take(request);
+                let decoded = outline::read(&bytes, self.plugin.outline()).map_err(malformed)?;
+                drop(bytes);
+                self.synchronize(decoded).await
             }
             Method::Shutdown => Ok(encode(&Empty {})),
             Method::CreateContainer => {
@@ -470,8 +474,11 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 }
 
 fn decode<M: Message + Default>(request: &[u8]) -> Result<M, Failure> {
-    M::decode(request)
-        .map_err(|e| Failure(Code::INVALID_ARGUMENT, format!("rdma-ctk: malformed request: {e}")))
+    M::decode(request).map_err(malformed)
+}
+
+fn malformed(problem: impl std::fmt::Display) -> Failure {
+    Failure(Code::INVALID_ARGUMENT, format!("rdma-ctk: malformed request: {problem}"))
 }
 
 fn encode(message: &impl Message) -> Vec<u8> {

@@ -1,6 +1,7 @@
 //! Sessions for ever: dialling the runtime, again and again, or using the connection that it gave.
 
 use super::launch::Launched;
+use super::outline::Outline;
 use super::plugin::{Configuration, Identity, Plugin};
 use super::session::{Reason, Stage, serve};
 use super::standby::{Lock, LockError};
@@ -244,6 +245,20 @@ struct Idle;
 impl Plugin for Idle {
     async fn configure(&self, _: Configuration) -> Result<Events, String> {
         Ok(Events::REMOVE_POD_SANDBOX)
+    }
+
+    fn outline(&self) -> Option<&dyn Outline> {
+        Some(self)
+    }
+}
+
+impl Outline for Idle {
+    fn concerns(&self, _: &str) -> bool {
+        false
+    }
+
+    fn whole(&self, _: &str) -> bool {
+        false
     }
 }
 

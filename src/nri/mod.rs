@@ -15,6 +15,7 @@ pub mod proto;
 mod calls;
 mod connect;
 mod launch;
+mod outline;
 #[cfg(any(test, feature = "scripted-runtime"))]
 pub mod scripted;
 mod session;
@@ -25,6 +26,7 @@ pub mod version;
 
 pub use connect::{Options, RunError, run};
 pub use launch::{LaunchError, Launched};
+pub use outline::Outline;
 pub use plugin::{Configuration, Identity, IdentityError, Mishap, MishapKind, Pieces, Plugin};
 pub use session::{Reason, SessionEnd, Stage, serve};
 pub use standby::{Lock, LockError};

@@ -1,5 +1,6 @@
 //! What a plugin is to a session.
 
+use super::outline::Outline;
 use super::proto::{
     Container, ContainerUpdate, CreateContainerResponse, LinuxResources, PodSandbox,
     ValidateContainerAdjustmentRequest,
@@ -24,7 +25,8 @@ pub struct Configuration {
     pub registration_timeout: Duration,
 }
 
-/// A part of the pods and containers that there are when a session begins.
+/// A part of the pods and containers that there are when a session begins, as far as they are of
+/// use to the plugin ([`Plugin::outline`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pieces {
     /// No other part came before in this session.
@@ -64,6 +66,15 @@ pub trait Plugin: Send + Sync + 'static {
     /// A session begins. The events to subscribe to; those that the runtime does not know are
     /// left out of the subscription.
     async fn configure(&self, configuration: Configuration) -> Result<Events, String>;
+
+    /// What of pods and containers is of use when a session begins, from
+    /// [`Self::before_synchronising`] on; `None`: everything.
+    fn outline(&self) -> Option<&dyn Outline> {
+        None
+    }
+
+    /// The runtime is about to tell what there is, or a part of it.
+    async fn before_synchronising(&self) {}
 
     /// What there is, in one or several parts. The updates of all parts are sent with the last;
     /// a resource limit is all that they can change. An error ends the session: the next begins

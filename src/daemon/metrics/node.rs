@@ -308,8 +308,7 @@ mod tests {
         write("2/hw_counters/rx_bytes", "17\n");
 
         let keeper = Keeper::new(Box::new(|| Ok(node())));
-        let runner = keeper.clone();
-        tokio::spawn(async move { runner.run(|| {}).await });
+        keeper.start(|| {}).unwrap();
         keeper.node(Duration::from_secs(10)).await.unwrap();
         let holder = |pod: &str, far| Holder {
             namespace: "ml".into(),

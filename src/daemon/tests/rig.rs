@@ -86,10 +86,9 @@ impl Rig {
             Box::new(|_: &Path, _: &Node| PodView::Ready(PodNetwork::default()))
         });
         let keeper = Keeper::new(read);
-        let runner = keeper.clone();
         let after = Arc::new(Notify::new());
         let told = Arc::clone(&after);
-        tokio::spawn(async move { runner.run(|| told.notify_one()).await });
+        keeper.start(move || told.notify_one()).unwrap();
         let store = Store::new(&roots);
         store.prepare().unwrap();
         let config = roots.etc.join("rdma-ctk/config.toml");
@@ -138,6 +137,7 @@ impl Rig {
 
     /// What is on record, once all of it is written.
     pub async fn records(&self) -> Records {
+        self.daemon.book();
         self.daemon.journal.written().await;
         records::read_all(&self.roots)
     }
