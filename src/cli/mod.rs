@@ -137,6 +137,25 @@ pub enum Error {
     /// containerd cannot be configured.
     #[error(transparent)]
     Containerd(#[from] crate::configure::containerd::ContainerdError),
+    /// CRI-O cannot be configured.
+    #[error(transparent)]
+    Crio(#[from] crate::configure::crio::CrioError),
+    /// podman cannot be configured.
+    #[error(transparent)]
+    Podman(#[from] crate::configure::podman::PodmanError),
+    /// Docker cannot be configured.
+    #[error(transparent)]
+    Docker(#[from] crate::configure::docker::DockerError),
+    /// The wrapper would be the default runtime, and is not there.
+    #[error(
+        "{path} is not there, and as the default runtime it would let no container start; install \
+         it, or leave --default out",
+        path = path.display()
+    )]
+    NoWrapper {
+        /// Where it should be.
+        path: PathBuf,
+    },
     /// A configuration cannot be written or taken back.
     #[error(transparent)]
     Apply(#[from] crate::configure::ApplyError),

@@ -7,7 +7,20 @@
 
 mod change;
 pub mod containerd;
+pub mod crio;
+pub mod docker;
+mod json;
+pub mod podman;
 mod record;
+mod tables;
 
 pub use change::{Content, FileChange, Plan};
-pub use record::{ApplyError, apply, undo, undo_plan};
+pub use record::{ApplyError, Owner, apply, undo, undo_plan};
+
+/// The runtime wrapper, as packages install it.
+pub const WRAPPER: &str = "/usr/bin/rdma-ctk-runtime";
+/// Name of its entry among an engine's runtimes, and of the RuntimeClass handler.
+pub const NAME: &str = "rdma";
+
+#[cfg(test)]
+mod tests;

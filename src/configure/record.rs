@@ -27,7 +27,7 @@ pub enum ApplyError {
     },
     /// A file that we changed was changed again, so that taking ours back would lose that.
     #[error(
-        "{}: somebody has changed it since; take the settings for NRI back by hand. The text \
+        "{}: somebody has changed it since; take the settings of rdma-ctk back by hand. The text \
          before rdma-ctk is in {}",
         path.display(),
         backup.display()
@@ -40,7 +40,7 @@ pub enum ApplyError {
     },
     /// A file that we changed cannot be made what it was.
     #[error(
-        "{}: its text before rdma-ctk was kept in {}, which is gone; take the settings for NRI back \
+        "{}: its text before rdma-ctk was kept in {}, which is gone; take the settings of rdma-ctk back \
          by hand, then remove {}",
         path.display(),
         backup.display(),
@@ -61,7 +61,7 @@ pub enum ApplyError {
         path: PathBuf,
     },
     /// There is nothing to take back.
-    #[error("{}: no such record: nothing has been configured here", path.display())]
+    #[error("{}: nothing of this runtime is on record: nothing has been configured", path.display())]
     NoRecord {
         /// Where the record would be.
         path: PathBuf,
@@ -87,6 +87,9 @@ pub enum ApplyError {
 /// One change that was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
+    /// Whose file it is.
+    #[serde(default)]
+    owner: Owner,
     path: PathBuf,
     /// What was there before.
     was: Was,
@@ -97,6 +100,21 @@ struct Entry {
     /// It is being taken back: a backup that is gone has been put in its place.
     #[serde(default)]
     undoing: bool,
+}
+
+/// Whose files are changed. What is taken back is taken back for one of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Owner {
+    /// containerd
+    #[default]
+    Containerd,
+    /// CRI-O
+    CriO,
+    /// podman
+    Podman,
+    /// Docker
+    Docker,
 }
 
 /// What was at a path before we came.
@@ -118,7 +136,7 @@ fn record_path(roots: &Roots) -> PathBuf {
 /// # Errors
 /// A file is not as the plan found it, or cannot be written. Changes made before that stay, and
 /// [`undo_plan`] takes them back.
-pub fn apply(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
+pub fn apply(roots: &Roots, owner: Owner, plan: &Plan) -> Result<(), ApplyError> {
     if plan.files.is_empty() {
         return Ok(());
     }
@@ -138,7 +156,7 @@ pub fn apply(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
             entry.undoing = false;
             continue;
         }
-        let entry = Entry::of(change);
+        let entry = Entry::of(owner, change);
         if let Was::File(backup) = &entry.was {
             copy(&change.path, backup)?;
         }
@@ -152,13 +170,17 @@ pub fn apply(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// The plan that takes back everything that the record names.
+/// The plan that takes back everything that the record names of one owner.
 ///
 /// # Errors
-/// There is no record, or somebody has changed a file since.
-pub fn undo_plan(roots: &Roots) -> Result<Plan, ApplyError> {
+/// The record names nothing of that owner, or somebody has changed a file since.
+pub fn undo_plan(roots: &Roots, owner: Owner) -> Result<Plan, ApplyError> {
     let path = record_path(roots);
-    let Some(entries) = read_record(&path)? else { return Err(ApplyError::NoRecord { path }) };
+    let mut entries = read_record(&path)?.unwrap_or_default();
+    entries.retain(|entry| entry.owner == owner);
+    if entries.is_empty() {
+        return Err(ApplyError::NoRecord { path });
+    }
     let mut plan = Plan::default();
     for entry in entries.into_iter().rev().filter(|entry| !entry.is_back()) {
         let before = content(&entry.path)?;
@@ -190,19 +212,22 @@ pub fn undo_plan(roots: &Roots) -> Result<Plan, ApplyError> {
 }
 
 /// Carries out a plan of [`undo_plan`]: every file is what it was, with its owner and mode, and the
-/// backups and the record are gone.
+/// backups and their part of the record are gone.
 ///
 /// # Errors
 /// A file is not as the plan found it, or cannot be written.
-pub fn undo(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
+pub fn undo(roots: &Roots, owner: Owner, plan: &Plan) -> Result<(), ApplyError> {
     unchanged(plan)?;
     let path = record_path(roots);
     let mut entries =
         read_record(&path)?.ok_or_else(|| ApplyError::NoRecord { path: path.clone() })?;
     // Before the first step, so that the next attempt knows what a missing backup means.
-    entries.iter_mut().for_each(|entry| entry.undoing = true);
+    let ours = entries.iter_mut().filter(|entry| entry.owner == owner);
+    ours.for_each(|entry| entry.undoing = true);
     write_record(&path, &entries)?;
-    for entry in entries.iter().rev() {
+    let (ours, rest): (Vec<Entry>, Vec<Entry>) =
+        entries.into_iter().partition(|entry| entry.owner == owner);
+    for entry in ours.iter().rev() {
         let planned = plan.files.iter().find(|change| change.path == entry.path);
         match (&entry.was, planned) {
             (Was::File(backup), Some(change)) => {
@@ -220,6 +245,9 @@ pub fn undo(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
             let _ = fs::remove_dir(folder);
         }
     }
+    if !rest.is_empty() {
+        return write_record(&path, &rest);
+    }
     gone(fs::remove_file(&path)).map_err(at(&path))?;
     if let Some(folder) = path.parent() {
         // The policy file is there, as a rule.
@@ -229,7 +257,7 @@ pub fn undo(roots: &Roots, plan: &Plan) -> Result<(), ApplyError> {
 }
 
 impl Entry {
-    fn of(change: &FileChange) -> Self {
+    fn of(owner: Owner, change: &FileChange) -> Self {
         let was = match &change.before {
             Some(Content::Text(_)) => {
                 let mut name = change.path.clone().into_os_string();
@@ -243,7 +271,7 @@ impl Entry {
         let mut folders: Vec<PathBuf> = missing.map(Path::to_owned).collect();
         folders.reverse();
         let (path, now) = (change.path.clone(), change.after.clone());
-        Self { path, was, now, folders, undoing: false }
+        Self { owner, path, was, now, folders, undoing: false }
     }
 
     /// Whether an undo that was cut short has put the backup in the file's place.
@@ -259,6 +287,35 @@ fn unchanged(plan: &Plan) -> Result<(), ApplyError> {
         if content(&change.path)? != change.before {
             return Err(ApplyError::Changed { path: change.path.clone() });
         }
+    }
+    Ok(())
+}
+
+/// The file for a path of the node. Those outside of the known trees are where they say.
+pub(super) fn locate(roots: &Roots, path: &Path) -> PathBuf {
+    for (root, tree) in [("/etc", &roots.etc), ("/run", &roots.run), ("/var/run", &roots.run)] {
+        if let Ok(rest) = path.strip_prefix(root) {
+            return tree.join(rest);
+        }
+    }
+    path.to_owned()
+}
+
+/// Adds a change to the plan, unless that is there already.
+pub(super) fn replace(
+    path: &Path,
+    after: Option<Content>,
+    plan: &mut Plan,
+) -> Result<(), ApplyError> {
+    let mut path = path.to_owned();
+    let mut before = content(&path)?;
+    // A configuration that is a link is changed where it lies.
+    if let (Some(Content::Link(_)), Some(Content::Text(_))) = (&before, &after) {
+        path = fs::canonicalize(&path).map_err(at(&path))?;
+        before = content(&path)?;
+    }
+    if before != after {
+        plan.files.push(FileChange { path, before, after });
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! Text in, text out: NRI's settings in one configuration file. What is not set here keeps its
 //! place, its comments and its form.
 
-use toml_edit::{Array, DocumentMut, Item, Table, TableLike, Value, value};
+use toml_edit::{Array, DocumentMut, value};
 
+use super::super::tables::{put, table};
 use super::ContainerdError;
 use super::merged::{File, TABLE};
 
@@ -72,45 +73,4 @@ pub fn first(text: &str, version: i64, wanted: &Wanted) -> Result<String, Contai
     let head = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     let file = File::parse("".into(), format!("{text}{head}version = {version}\n"))?;
     set(&file, wanted)
-}
-
-/// The table by that name, made where it is missing. `implied`: without a header of its own.
-fn table<'a>(
-    parent: &'a mut dyn TableLike,
-    key: &str,
-    implied: bool,
-) -> Option<&'a mut dyn TableLike> {
-    if !parent.contains_key(key) {
-        let mut table = Table::new();
-        table.set_implicit(implied);
-        parent.insert(key, Item::Table(table));
-    }
-    parent.get_mut(key)?.as_table_like_mut()
-}
-
-fn put(table: &mut dyn TableLike, key: &str, new: Option<impl Into<Value>>) {
-    let Some(new) = new else { return };
-    let mut new = new.into();
-    match table.get_mut(key) {
-        Some(Item::Value(old)) => {
-            // The comment behind a value belongs to it.
-            *new.decor_mut() = old.decor().clone();
-            *old = new;
-        }
-        _ => {
-            let indent = indent(table);
-            table.insert(key, value(new));
-            if let Some((mut key, indent)) = table.key_mut(key).zip(indent) {
-                key.leaf_decor_mut().set_prefix(indent);
-            }
-        }
-    }
-}
-
-/// The white space in front of the keys that a table has.
-fn indent(table: &dyn TableLike) -> Option<String> {
-    let (first, _) = table.iter().find(|(_, item)| item.is_value())?;
-    let prefix = table.key(first)?.leaf_decor().prefix()?.as_str()?;
-    let line = prefix.rsplit('\n').next().unwrap_or_default();
-    (!line.is_empty() && line.trim().is_empty()).then(|| line.to_owned())
 }

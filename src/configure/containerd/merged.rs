@@ -13,6 +13,7 @@ use std::path::{Component, Path, PathBuf};
 
 use toml_edit::{DocumentMut, TableLike, Value};
 
+use super::super::tables::{TomlError, parse};
 use super::ContainerdError;
 
 /// The table of NRI's plugin, by the same name in every version of configuration files.
@@ -38,14 +39,9 @@ impl File {
     /// # Errors
     /// It is no TOML.
     pub fn parse(path: PathBuf, text: String) -> Result<Self, ContainerdError> {
-        match text.parse::<DocumentMut>() {
+        match parse(&text) {
             Ok(document) => Ok(Self { path, text, document }),
-            Err(error) => {
-                let at = error.span().map_or(0, |span| span.start);
-                let line = text.get(..at).unwrap_or(&text).matches('\n').count() + 1;
-                let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-                Err(ContainerdError::Parse { path, line, message })
-            }
+            Err(TomlError { line, message }) => Err(ContainerdError::Parse { path, line, message }),
         }
     }
 

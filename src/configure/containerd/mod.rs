@@ -5,6 +5,7 @@ mod advice;
 mod edit;
 mod merged;
 mod node;
+mod runtime;
 mod version;
 
 use std::fs;
@@ -12,14 +13,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::change::{Content, FileChange, Plan};
-use super::record::content;
+use super::change::{Content, Plan};
+use super::record::{locate, replace};
 use crate::roots::Roots;
 use advice::advise;
-use node::Node;
+use node::{DROP_IN, Node};
 
 pub use edit::Wanted;
 pub use merged::{File, Merge, Settings, TABLE, Tree, glob, load, resolve, settings, stray};
+pub use runtime::{RuntimeOptions, entry, runtime_plan};
 pub use version::{Version, VersionError};
 
 /// The plugin's name, by which it registers and is required.
@@ -64,9 +66,9 @@ pub enum ContainerdError {
         /// The key.
         key: String,
     },
-    /// The file is of version 1, in which NRI cannot be configured.
+    /// The file is of version 1, in which plugins have other names.
     #[error(
-        "{}: configuration version {version}; NRI is configured from version 2 on. `containerd \
+        "{}: configuration version {version}; version 2 is the first that can be changed here. `containerd \
          config migrate` prints the file in the present version",
         path.display()
     )]
@@ -75,6 +77,25 @@ pub enum ContainerdError {
         path: PathBuf,
         /// Its version.
         version: i64,
+    },
+    /// No such entry among containerd's runtimes.
+    #[error("containerd has no runtime {name:?} to derive from (have: {known})")]
+    NoRuntime {
+        /// The name.
+        name: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// Its shim does not take another OCI runtime.
+    #[error(
+        "containerd's runtime {name:?} is of the type {kind:?}, which runs no OCI runtime of ours: \
+         only io.containerd.runc.v2 does; name another with --from"
+    )]
+    NotRunc {
+        /// The entry.
+        name: String,
+        /// Its type.
+        kind: String,
     },
     /// This containerd has no NRI.
     #[error("containerd {version} has no NRI: 1.7 is the first version with it")]
@@ -158,7 +179,7 @@ pub fn plan(roots: &Roots, options: &Options) -> Result<Plan, ContainerdError> {
         return Err(ContainerdError::NoNri { version });
     }
     let locate = |path: &Path| locate(roots, path);
-    let node = Node::read(options, &locate)?;
+    let node = Node::read(&options.config, options.version, DROP_IN, &locate)?;
     let wanted = node.wanted(options);
     let mut plan = Plan { files: Vec::new(), notes: node.noticed() };
     // Where our own file is not the place any more it goes.
@@ -175,32 +196,6 @@ pub fn plan(roots: &Roots, options: &Options) -> Result<Plan, ContainerdError> {
     links(&node, options, &locate, &mut plan)?;
     advise(&node, options, &wanted, &locate, &mut plan);
     Ok(plan)
-}
-
-/// The file for a path of the node. Those outside of the known trees are where they say.
-fn locate(roots: &Roots, path: &Path) -> PathBuf {
-    for (root, tree) in [("/etc", &roots.etc), ("/run", &roots.run), ("/var/run", &roots.run)] {
-        if let Ok(rest) = path.strip_prefix(root) {
-            return tree.join(rest);
-        }
-    }
-    path.to_owned()
-}
-
-/// Adds a change to the plan, unless that is there already.
-fn replace(path: &Path, after: Option<Content>, plan: &mut Plan) -> Result<(), ContainerdError> {
-    let mut path = path.to_owned();
-    let mut before = content(&path)?;
-    // A configuration that is a link is changed where it lies.
-    if let (Some(Content::Link(_)), Some(Content::Text(_))) = (&before, &after) {
-        path = fs::canonicalize(&path)
-            .map_err(|source| ContainerdError::Read { path: path.clone(), source })?;
-        before = content(&path)?;
-    }
-    if before != after {
-        plan.files.push(FileChange { path, before, after });
-    }
-    Ok(())
 }
 
 /// The link by which containerd starts us, and those of ours that are not to be there.

@@ -16,27 +16,30 @@ const NEEDED: [&str; 3] = [TABLE, "io.containerd.grpc.v1.cri", "cri"];
 #[derive(Debug)]
 pub(super) struct Node {
     /// The main file.
-    main: PathBuf,
+    pub main: PathBuf,
     /// Everything that is read, without our own file; empty: there is no main file.
     pub files: Vec<File>,
     /// Our own file, where an import of the main file reads it.
     pub drop_in: Option<PathBuf>,
     /// What is known of the version: what was told, else what the main file's version implies.
     pub version: Option<Version>,
-    merge: Merge,
+    pub merge: Merge,
     /// Without our own file.
     pub settings: Settings,
 }
 
 impl Node {
+    /// Reads it all; `ours` is the name of the drop-in that is not to count.
     pub fn read(
-        options: &Options,
+        main: &Path,
+        version: Option<Version>,
+        ours: &str,
         locate: &dyn Fn(&Path) -> PathBuf,
     ) -> Result<Self, ContainerdError> {
-        let main = options.config.clone();
+        let main = main.to_owned();
         let tree = Tree { locate, with: None };
         let implied = |files: &[File]| files.first().and_then(|f| Version::at_least(f.version()));
-        let version = match options.version {
+        let version = match version {
             Some(version) => Some(version),
             // How imports are followed depends on the version, the main file does not.
             None => implied(&load(&main, tree, Merge::Whole)?),
@@ -51,7 +54,7 @@ impl Node {
                 return Err(ContainerdError::OldConfig { path, version });
             }
         }
-        let drop_in = files.first().and_then(|main| drop_in_path(main, merge));
+        let drop_in = files.first().and_then(|main| drop_in_path(main, merge, ours));
         files.retain(|file| Some(&file.path) != drop_in.as_ref());
         let settings = settings(&files, merge);
         Ok(Self { main, files, drop_in, version, merge, settings })
@@ -140,7 +143,7 @@ impl Node {
     }
 
     /// The version of a main file that is to be written.
-    fn config_version(&self) -> i64 {
+    pub fn config_version(&self) -> i64 {
         self.version.map_or(2, Version::config_version)
     }
 
@@ -178,18 +181,18 @@ fn disabled(file: &File) -> impl Iterator<Item = &str> {
 }
 
 /// Where a file of ours is read by an import of the main file.
-fn drop_in_path(main: &File, merge: Merge) -> Option<PathBuf> {
+fn drop_in_path(main: &File, merge: Merge, ours: &str) -> Option<PathBuf> {
     main.imports().into_iter().rev().find_map(|import| {
         let pattern = resolve(import, &main.path, merge)?;
         let (folder, name) = (pattern.parent()?, pattern.file_name()?.to_str()?);
-        let matches = import.contains('*') && glob(name, DROP_IN);
+        let matches = import.contains('*') && glob(name, ours);
         let plain = !folder.to_str()?.contains('*');
-        (matches && plain).then(|| folder.join(DROP_IN))
+        (matches && plain).then(|| folder.join(ours))
     })
 }
 
 /// Whether the file says in its first lines that somebody generates it.
-fn generated(text: &str) -> bool {
+pub(super) fn generated(text: &str) -> bool {
     let head = text.lines().take(10).filter(|line| line.trim_start().starts_with('#'));
     head.map(str::to_ascii_lowercase).any(|line| line.contains("do not edit"))
 }

@@ -3,7 +3,7 @@ use insta::assert_snapshot;
 use super::merged::glob;
 use super::node::DROP_IN;
 use super::*;
-use crate::configure::{ApplyError, apply, undo, undo_plan};
+use crate::configure::{ApplyError, Owner, apply, undo, undo_plan};
 
 /// A node with files below its `etc`, and NRI's folder of plugins in it.
 struct Fixture {
@@ -83,13 +83,16 @@ fn plugin(text: &str) -> Options {
 /// The plan does what it says once, does nothing twice, and is taken back to the byte.
 fn there_and_back(fixture: &Fixture, options: &Options) {
     let before = fixture.everything();
-    apply(&fixture.roots, &fixture.plan(options)).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(options)).unwrap();
     assert_ne!(fixture.everything(), before);
     assert_eq!(fixture.plan(options).files, [], "twice is once");
-    let back = undo_plan(&fixture.roots).unwrap();
-    undo(&fixture.roots, &back).unwrap();
+    let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
+    undo(&fixture.roots, Owner::Containerd, &back).unwrap();
     assert_eq!(fixture.everything(), before);
-    assert!(matches!(undo_plan(&fixture.roots), Err(ApplyError::NoRecord { .. })));
+    assert!(matches!(
+        undo_plan(&fixture.roots, Owner::Containerd),
+        Err(ApplyError::NoRecord { .. })
+    ));
 }
 
 const V2: &str = r#"# The node team owns this file.
@@ -355,7 +358,7 @@ fn inline_and_dotted_tables_are_understood() {
         for options in [version("1.7.34"), version("2.2.0")] {
             there_and_back(&fixture, &options);
         }
-        apply(&fixture.roots, &fixture.plan(&version("2.2.0"))).unwrap();
+        apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("2.2.0"))).unwrap();
         let file = File::parse("x".into(), fixture.read(MAIN)).unwrap();
         let settings = settings([&file], Merge::Deep);
         assert_eq!((settings.disable, settings.validator), (Some(false), Some(true)), "{text}");
@@ -405,8 +408,8 @@ fn what_must_not_be_changed_is_refused_in_words() {
         let error = plan(&fixture.roots, options).unwrap_err().to_string();
         error.replace(fixture.folder.path().to_str().unwrap(), "")
     };
-    assert_snapshot!(refused("disabled_plugins = [\"cri\"]\n", &version("1.7.34")), @"/etc/containerd/config.toml: configuration version 1; NRI is configured from version 2 on. `containerd config migrate` prints the file in the present version");
-    assert_snapshot!(refused("version = 1\n", &version("1.7.34")), @"/etc/containerd/config.toml: configuration version 1; NRI is configured from version 2 on. `containerd config migrate` prints the file in the present version");
+    assert_snapshot!(refused("disabled_plugins = [\"cri\"]\n", &version("1.7.34")), @"/etc/containerd/config.toml: configuration version 1; version 2 is the first that can be changed here. `containerd config migrate` prints the file in the present version");
+    assert_snapshot!(refused("version = 1\n", &version("1.7.34")), @"/etc/containerd/config.toml: configuration version 1; version 2 is the first that can be changed here. `containerd config migrate` prints the file in the present version");
     assert_snapshot!(refused("version = 2\n", &version("1.6.20")), @"containerd 1.6.20 has no NRI: 1.7 is the first version with it");
     assert_snapshot!(refused("version = 2\n[plugins\n", &version("1.7.34")), @"/etc/containerd/config.toml: line 2: unclosed table, expected `]`");
     assert_snapshot!(refused("version = 2\nplugins = 1\n", &version("1.7.34")), @r#"/etc/containerd/config.toml: "plugins" is no table"#);
@@ -439,15 +442,15 @@ fn the_plugin_form_is_a_link_where_containerd_looks() {
     there_and_back(&fixture, &plugin("2.1.9"));
 
     // Another index takes the place of the first, and the service that of both.
-    apply(&fixture.roots, &fixture.plan(&plugin("2.1.9"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&plugin("2.1.9"))).unwrap();
     let later = Options { index: "20".into(), ..plugin("2.1.9") };
-    apply(&fixture.roots, &fixture.plan(&later)).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&later)).unwrap();
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     assert!(folder.join("20-rdma-ctk").is_symlink());
-    apply(&fixture.roots, &fixture.plan(&version("2.1.9"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("2.1.9"))).unwrap();
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
-    let back = undo_plan(&fixture.roots).unwrap();
-    undo(&fixture.roots, &back).unwrap();
+    let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
+    undo(&fixture.roots, Owner::Containerd, &back).unwrap();
     assert_eq!(fixture.read(MAIN), main);
     assert!(!folder.exists());
 }
@@ -471,19 +474,19 @@ fn programs_put_there_by_hand_are_left_and_named() {
 fn other_options_change_what_was_made_and_undo_leads_to_the_beginning() {
     let fixture = Fixture::new(&[(MAIN, V2)]);
     let before = fixture.everything();
-    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
-    apply(&fixture.roots, &fixture.plan(&version("2.2.0"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("2.2.0"))).unwrap();
     assert!(fixture.read(MAIN).contains("required_plugins"));
-    let back = undo_plan(&fixture.roots).unwrap();
-    undo(&fixture.roots, &back).unwrap();
+    let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
+    undo(&fixture.roots, Owner::Containerd, &back).unwrap();
     assert_eq!(fixture.everything(), before);
     // A file of ours that is wanted no more goes.
     let fixture =
         Fixture::new(&[(MAIN, "version = 3\nimports = ['/etc/containerd/conf.d/*.toml']\n")]);
-    apply(&fixture.roots, &fixture.plan(&version("2.2.0"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("2.2.0"))).unwrap();
     assert!(fixture.path(OURS).exists());
     let without = Options { require: false, ..version("2.2.0") };
-    apply(&fixture.roots, &fixture.plan(&without)).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&without)).unwrap();
     assert!(!fixture.path(OURS).exists());
 }
 
@@ -492,20 +495,20 @@ fn what_others_have_changed_since_is_not_lost() {
     let fixture = Fixture::new(&[(MAIN, V2)]);
     let stale = fixture.plan(&version("1.7.34"));
     fixture.write(MAIN, &format!("{V2}# more\n"));
-    let error = apply(&fixture.roots, &stale).unwrap_err();
+    let error = apply(&fixture.roots, Owner::Containerd, &stale).unwrap_err();
     assert!(matches!(error, ApplyError::Changed { .. }), "{error}");
 
-    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
     let edited = fixture.read(MAIN) + "# and more\n";
     fixture.write(MAIN, &edited);
-    let error = undo_plan(&fixture.roots).unwrap_err().to_string();
+    let error = undo_plan(&fixture.roots, Owner::Containerd).unwrap_err().to_string();
     assert!(error.contains("config.toml.rdma-ctk.bak"), "{error}");
     assert_eq!(fixture.read(MAIN), edited);
 
     // A change on top of theirs goes back to theirs.
-    apply(&fixture.roots, &fixture.plan(&version("2.2.0"))).unwrap();
-    let back = undo_plan(&fixture.roots).unwrap();
-    undo(&fixture.roots, &back).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("2.2.0"))).unwrap();
+    let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
+    undo(&fixture.roots, Owner::Containerd, &back).unwrap();
     assert_eq!(fixture.read(MAIN), edited);
 }
 
@@ -513,12 +516,12 @@ fn what_others_have_changed_since_is_not_lost() {
 fn a_cut_after_the_backup_or_the_record_leads_back_too() {
     let fixture = Fixture::new(&[(MAIN, V2)]);
     let before = fixture.everything();
-    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
     // As if the file had not been written any more.
     fs::copy(fixture.path("containerd/config.toml.rdma-ctk.bak"), fixture.path(MAIN)).unwrap();
-    let back = undo_plan(&fixture.roots).unwrap();
+    let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
     assert_eq!(back.files, []);
-    undo(&fixture.roots, &back).unwrap();
+    undo(&fixture.roots, Owner::Containerd, &back).unwrap();
     assert_eq!(fixture.everything(), before);
 }
 
@@ -535,7 +538,7 @@ fn an_undo_that_was_cut_short_is_taken_up_again() {
                 fixture.write(MAIN, &format!("version = 3\n{table}"));
             }
             let before = fixture.everything();
-            apply(&fixture.roots, &fixture.plan(&options)).unwrap();
+            apply(&fixture.roots, Owner::Containerd, &fixture.plan(&options)).unwrap();
             let backup = fixture.path("containerd/config.toml.rdma-ctk.bak");
             let record = fixture.path("rdma-ctk/configured.json");
             let marked = fs::read_to_string(&record).unwrap();
@@ -544,8 +547,8 @@ fn an_undo_that_was_cut_short_is_taken_up_again() {
             if backup.exists() {
                 fs::rename(&backup, fixture.path(MAIN)).unwrap();
             }
-            let back = undo_plan(&fixture.roots).unwrap();
-            undo(&fixture.roots, &back).unwrap();
+            let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
+            undo(&fixture.roots, Owner::Containerd, &back).unwrap();
             assert_eq!(fixture.everything(), before);
         }
     }
@@ -555,26 +558,26 @@ fn an_undo_that_was_cut_short_is_taken_up_again() {
 fn configuring_after_half_an_undo_begins_anew() {
     let fixture = Fixture::new(&[(MAIN, V2)]);
     let before = fixture.everything();
-    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
     let record = fixture.path("rdma-ctk/configured.json");
     let marked = fs::read_to_string(&record).unwrap();
     fs::write(&record, marked.replace("\"undoing\": false", "\"undoing\": true")).unwrap();
     let backup = fixture.path("containerd/config.toml.rdma-ctk.bak");
     fs::rename(&backup, fixture.path(MAIN)).unwrap();
-    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
     assert!(backup.exists());
-    let back = undo_plan(&fixture.roots).unwrap();
-    undo(&fixture.roots, &back).unwrap();
+    let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
+    undo(&fixture.roots, Owner::Containerd, &back).unwrap();
     assert_eq!(fixture.everything(), before);
 }
 
 #[test]
 fn a_backup_that_is_gone_is_told() {
     let fixture = Fixture::new(&[(MAIN, V2)]);
-    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
     let backup = fixture.path("containerd/config.toml.rdma-ctk.bak");
     fs::remove_file(&backup).unwrap();
-    let error = undo_plan(&fixture.roots).unwrap_err();
+    let error = undo_plan(&fixture.roots, Owner::Containerd).unwrap_err();
     assert!(matches!(error, ApplyError::NoBackup { .. }), "{error}");
     assert!(error.to_string().contains("config.toml.rdma-ctk.bak, which is gone"), "{error}");
     assert!(fixture.read(MAIN).contains("disable = false"));
@@ -610,7 +613,7 @@ fn owner_and_mode_stay() {
     use std::os::unix::fs::PermissionsExt;
     let fixture = Fixture::new(&[(MAIN, V2)]);
     fs::set_permissions(fixture.path(MAIN), fs::Permissions::from_mode(0o600)).unwrap();
-    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
     for name in [MAIN, "containerd/config.toml.rdma-ctk.bak"] {
         let mode = fs::metadata(fixture.path(name)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{name}");
@@ -623,7 +626,7 @@ fn a_configuration_that_is_a_link_is_changed_where_it_lies() {
     fs::create_dir_all(fixture.path("containerd")).unwrap();
     std::os::unix::fs::symlink("../store/config.toml", fixture.path(MAIN)).unwrap();
     there_and_back(&fixture, &version("1.7.34"));
-    apply(&fixture.roots, &fixture.plan(&version("1.7.34"))).unwrap();
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
     assert!(fixture.path(MAIN).is_symlink());
     assert!(fixture.read("store/config.toml").contains("disable = false"));
 }
