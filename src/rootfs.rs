@@ -2,14 +2,17 @@
 //! is resolved as the container itself would resolve it (openat2(2), `RESOLVE_IN_ROOT`), so that
 //! no link leads out, and nothing but a regular file is read, so that no pipe blocks.
 
-use std::fs::{File, OpenOptions};
-use std::io::Read;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use nix::dir::Dir;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
+use nix::sys::stat::Mode;
+use nix::unistd::{UnlinkatFlags, unlinkat};
 
 /// Longest file that is read.
 const LONGEST: u64 = 64 << 10;
@@ -62,6 +65,33 @@ impl Rootfs {
         Some(head)
     }
 
+    /// Writes a small file that everybody may read and nobody write. One that is there and does not
+    /// begin with `head` is somebody else's and stays: false then.
+    ///
+    /// # Errors
+    /// There is no folder for it, or it cannot be written.
+    pub fn put(&self, path: &str, text: &str, head: &str) -> io::Result<bool> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let folder = self
+            .at(folder, OFlag::O_PATH | OFlag::O_DIRECTORY)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        if self.read(path).is_some_and(|old| old.starts_with(head)) {
+            unlinkat(&folder, name, UnlinkatFlags::NoRemoveDir)?;
+        }
+        let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_NOFOLLOW;
+        match openat(&folder, name, flags | OFlag::O_CLOEXEC, Mode::from_bits_truncate(0o444)) {
+            Ok(file) => {
+                let mut file = File::from(file);
+                // Whatever the umask of the engine is.
+                file.set_permissions(Permissions::from_mode(0o444))?;
+                file.write_all(text.as_bytes())?;
+                Ok(true)
+            }
+            Err(Errno::EEXIST) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Names in a folder; empty where there is none.
     pub fn list(&self, path: &str) -> Vec<String> {
         let Some(folder) = self.at(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY) else {
@@ -109,5 +139,10 @@ mod tests {
         assert_eq!(root.list("none"), [""; 0]);
         assert_eq!(root.head("absolute", 3).as_deref(), Some(&b"ins"[..]));
         assert_eq!((root.head("out", 3), root.head("pipe", 3)), (None, None));
+        // A link is somebody else's file, wherever it leads.
+        assert!(!root.put("/out", "x", "outside").unwrap());
+        assert_eq!(fs::read_to_string(&outside).unwrap(), "outside");
+        assert!(root.put("/etc/new", "ours\n", "ours").unwrap());
+        assert!(root.put("/none/new", "ours\n", "ours").is_err());
     }
 }

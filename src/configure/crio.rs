@@ -258,8 +258,40 @@ fn later(roots: &Roots, options: &Options, plan: &mut Plan) -> Result<(), CrioEr
 
 /// Refuses a folder of hooks with which CRI-O does not start.
 fn no_precreate(folder: &Path) -> Result<(), CrioError> {
+    match precreate(folder)?.into_iter().next() {
+        Some(path) => Err(CrioError::Precreate { path }),
+        None => Ok(()),
+    }
+}
+
+/// Files with the stage `precreate` in the folders of hooks that CRI-O reads: for the check-up.
+///
+/// # Errors
+/// CRI-O's files cannot be read.
+pub fn with_precreate(roots: &Roots) -> Result<Vec<PathBuf>, CrioError> {
+    let folder = Options::default().folder;
+    if !locate(roots, &folder).is_dir() {
+        return Ok(Vec::new());
+    }
+    let now = merged(roots, &folder, |_| true)?;
+    let folders = texts_at(&now, &["crio", "runtime", "hooks_dir"]);
+    let folders = folders.unwrap_or_else(|| vec![HOOKS.to_owned()]);
+    let mut found = Vec::new();
+    for folder in folders {
+        let folder = locate(roots, Path::new(&folder));
+        // CRI-O passes over folders that are not there, too.
+        if folder.is_dir() {
+            found.extend(precreate(&folder)?);
+        }
+    }
+    Ok(found)
+}
+
+/// The hooks of a folder that have that stage.
+fn precreate(folder: &Path) -> Result<Vec<PathBuf>, CrioError> {
     let entries = fs::read_dir(folder)
         .map_err(|source| CrioError::Read { path: folder.to_owned(), source })?;
+    let mut found = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.extension().is_none_or(|end| end != "json") {
             continue;
@@ -269,10 +301,10 @@ fn no_precreate(folder: &Path) -> Result<(), CrioError> {
         let hook: Value = serde_json::from_str(&text).unwrap_or_default();
         let stages = hook["stages"].as_array().or_else(|| hook["stage"].as_array());
         if stages.into_iter().flatten().any(|stage| stage == "precreate") {
-            return Err(CrioError::Precreate { path });
+            found.push(path);
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 fn advise(options: &Options, base: &str, real: Option<String>, plan: &mut Plan) {

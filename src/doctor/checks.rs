@@ -1,6 +1,6 @@
 //! The registry: a row for each check, in the order of the report.
 
-use super::{Check, adapters, containers, daemon, memory, place, ports, runtime, smc};
+use super::{Check, adapters, containers, daemon, memory, place, ports, registered, runtime, smc};
 
 /// All checks.
 pub const CHECKS: &[Check] = &[
@@ -79,4 +79,11 @@ pub const CHECKS: &[Check] = &[
     },
     Check { name: "capabilities", what: "what NRI cannot give", run: runtime::capabilities },
     Check { name: "engines", what: "engines that do not pass through NRI", run: runtime::others },
+    Check { name: "cdi", what: "the CDI file", run: registered::cdi_file },
+    Check {
+        name: "wrapper",
+        what: "the runtime wrapper among the engines' runtimes",
+        run: registered::runtimes,
+    },
+    Check { name: "hooks", what: "folders of hooks", run: registered::hooks },
 ];

@@ -22,6 +22,7 @@ mod nri_config;
 mod place;
 mod ports;
 mod processes;
+mod registered;
 mod runtime;
 mod smc;
 #[cfg(test)]

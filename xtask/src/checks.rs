@@ -58,7 +58,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
         }
         println!("== {}", check.name);
         if check.name == "deny" {
-            install_tools(&[])?;
+            install("cargo-deny")?;
         }
         if let Err(error) = succeed(&mut cargo(check.cargo)) {
             eprintln!("{error:#}");
@@ -72,14 +72,18 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `cargo xtask install-tools`: what the checks need and a toolchain lacks, built from source where
-/// it is missing, which takes minutes.
+/// `cargo xtask install-tools`: what the checks and packages need and a toolchain lacks.
 pub fn install_tools(_: &[String]) -> anyhow::Result<()> {
-    let found = Command::new("cargo-deny").arg("--version").output();
+    ["cargo-deny", "cargo-deb"].into_iter().try_for_each(install)
+}
+
+/// A tool of cargo's, built from source where it is missing, which takes minutes.
+pub fn install(tool: &str) -> anyhow::Result<()> {
+    let found = Command::new(tool).arg("--version").output();
     if found.is_ok_and(|output| output.status.success()) {
         return Ok(());
     }
     // Not in our target folder, and not with our lock file or configuration.
-    let mut install = cargo(&["install", "--locked", "cargo-deny"]);
+    let mut install = cargo(&["install", "--locked", tool]);
     succeed(install.current_dir("/").env_remove("CARGO_TARGET_DIR"))
 }

@@ -21,10 +21,14 @@ pub fn set_up() -> anyhow::Result<()> {
 /// Build the programs as users get them; the folder that holds them.
 pub fn build() -> anyhow::Result<PathBuf> {
     succeed(&mut cargo(&["build", "--release", "--bins", "--example=conformance"]))?;
-    // xtask itself lies at TARGET/debug/xtask, wherever the target folder is.
+    Ok(target()?.join("release"))
+}
+
+/// The target folder: xtask itself lies at TARGET/debug/xtask, wherever that is.
+pub fn target() -> anyhow::Result<PathBuf> {
     let this = std::env::current_exe().context("cannot tell the path of xtask")?;
     let target = this.ancestors().nth(2).context("xtask is not in a target folder")?;
-    Ok(target.join("release"))
+    Ok(target.to_owned())
 }
 
 /// The program of the unit tests, built as `cargo test` builds it: its folder and its name there.

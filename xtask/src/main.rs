@@ -3,11 +3,15 @@
 //! A dispatcher: one module a task, one row each in [`TASKS`]. Tools that are slow to build stay
 //! behind a feature that the task switches on by running xtask again (see `proto`).
 
+mod cdi;
 mod checks;
 mod demo;
+mod dist;
 mod e2e;
 mod fuzz;
 mod machine;
+#[cfg(feature = "pages")]
+mod pages;
 mod process;
 #[cfg(feature = "proto")]
 mod proto;
@@ -46,9 +50,20 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "install-tools",
-        about: "build what prepush needs beyond a toolchain (cargo-deny), where it is missing",
+        about: "build what a toolchain lacks (cargo-deny, cargo-deb), where it is missing",
         run: checks::install_tools,
     },
+    Task {
+        name: "cdi",
+        about: "read the CDI file of every fixture with the library that engines use (needs Go)",
+        run: cdi::run,
+    },
+    Task {
+        name: "dist",
+        about: "make dist/: programs, manual pages, completions, with --deb the Debian package",
+        run: dist::run,
+    },
+    Task { name: "pages", about: "manual pages and completions: pages FOLDER", run: pages },
     Task {
         name: "proto",
         about: "make src/nri/proto.rs from nri/nri.proto; with --check only compare",
@@ -65,6 +80,18 @@ fn proto(arguments: &[String]) -> anyhow::Result<()> {
 #[cfg(not(feature = "proto"))]
 fn proto(arguments: &[String]) -> anyhow::Result<()> {
     let again = ["run", "--quiet", "--package", "xtask", "--features", "proto", "--", "proto"];
+    process::succeed(process::cargo(&again).args(arguments))
+}
+
+#[cfg(feature = "pages")]
+fn pages(arguments: &[String]) -> anyhow::Result<()> {
+    pages::run(arguments)
+}
+
+/// Run xtask again, with the feature.
+#[cfg(not(feature = "pages"))]
+fn pages(arguments: &[String]) -> anyhow::Result<()> {
+    let again = ["run", "--quiet", "--package", "xtask", "--features", "pages", "--", "pages"];
     process::succeed(process::cargo(&again).args(arguments))
 }
 

@@ -1,6 +1,7 @@
 //! Checks on made-up nodes and trees: adapters here, the rest beside.
 
 mod containers;
+mod registered;
 mod runtimes;
 
 use std::fs;
