@@ -9,6 +9,7 @@ use super::explain::reasons;
 use super::output::{print, render, table};
 use super::root::ViewArgs;
 use super::{Error, Exit};
+use crate::daemon::links::journal::{Away, away};
 use crate::daemon::records::{self, DaemonState, PodRecord, Record, Records, Verdict};
 use crate::doctor;
 
@@ -29,6 +30,7 @@ struct Answer<'a> {
     containers: &'a [Record],
     pods: &'a [PodRecord],
     unheard: &'a [String],
+    away: &'a [Away],
     unreadable: Vec<String>,
 }
 
@@ -40,11 +42,17 @@ pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
     let trees = args.view.trees()?;
     let mut records = records::read_all(&trees.roots);
     let mut unheard = doctor::unheard(&trees.roots);
+    let (mut away, problems) = away(&trees.roots);
+    unheard.extend(problems);
     if let Some(name) = &args.name {
         records.containers.retain(|record| is_meant(name, record));
         records.pods.retain(|record| is_pod(name, &record.pod.namespace, &record.pod.name));
         unheard.retain(|sentence| sentence.contains(name.as_str()));
-        if records.containers.is_empty() && records.pods.is_empty() && unheard.is_empty() {
+        away.retain(|away| {
+            away.adapter == *name || away.pod == *name || away.pod.ends_with(&format!("/{name}"))
+        });
+        let nothing = records.containers.is_empty() && records.pods.is_empty();
+        if nothing && unheard.is_empty() && away.is_empty() {
             return Err(Error::NotOnRecord { name: name.clone() });
         }
     }
@@ -53,11 +61,12 @@ pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
         containers: &records.containers,
         pods: &records.pods,
         unheard: &unheard,
+        away: &away,
         unreadable: records.unreadable.iter().map(ToString::to_string).collect(),
     };
     let text = match render(args.view.output, &answer)? {
         Some(text) => text,
-        None => describe(&records, &unheard, args.name.is_some()),
+        None => describe(&records, &unheard, &away, args.name.is_some()),
     };
     print(&text)?;
     Ok(Exit::Success)
@@ -77,7 +86,7 @@ fn is_meant(name: &str, record: &Record) -> bool {
 }
 
 /// A line for each container; all about each if one was asked for.
-fn describe(records: &Records, unheard: &[String], whole: bool) -> String {
+fn describe(records: &Records, unheard: &[String], away: &[Away], whole: bool) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     if !whole {
@@ -117,6 +126,9 @@ fn describe(records: &Records, unheard: &[String], whole: bool) -> String {
         for mishap in &record.mishaps {
             let _ = writeln!(notes, "{}: {mishap}", record.pod);
         }
+    }
+    for away in away {
+        let _ = writeln!(notes, "{away}");
     }
     for sentence in unheard {
         let _ = writeln!(notes, "{sentence}");

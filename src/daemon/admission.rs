@@ -12,6 +12,7 @@ use tracing::{error, info, warn};
 use super::containers::{Asked, Granted};
 use super::cpu_manager;
 use super::gate;
+use super::links::{self, State};
 use super::metrics::RefusalClass;
 use super::plugin::Daemon;
 use super::records::{PodName, Verdict, seconds_since_1970};
@@ -21,13 +22,13 @@ use crate::edit;
 use crate::grant::{Grant, Inventory, Outcome, TopologyFile, decide, resend};
 use crate::inventory::{CpuSet, Node, PodView, cgroup};
 use crate::nri::Mishap;
-use crate::nri::container::{self, may_claim, network, pod};
+use crate::nri::container::{self, Network, may_claim, network, pod};
 use crate::nri::proto::{
     Container, ContainerUpdate, CreateContainerResponse, LinuxContainerUpdate, LinuxCpu,
     LinuxResources, PodSandbox,
 };
 use crate::policy::{OnRefusal, Policy};
-use crate::request::{self, NumaMode, Request, SmcMethod, mentions_us};
+use crate::request::{self, NetnsRequest, NumaMode, Request, SmcMethod, mentions_us};
 
 /// How long a pod's network may take to be read when nobody waits for it.
 const LEISURE: Duration = Duration::from_secs(30);
@@ -131,6 +132,11 @@ impl Daemon {
             return self.leave(case, reason.clone());
         }
         let own = network(sandbox, Some(container));
+        let anew = match self.moved(case, &request, &own).await {
+            Ok(anew) => anew,
+            Err((class, sentence)) => return self.refuse(case, class, sentence),
+        };
+        let node = anew.as_ref().unwrap_or(node);
         let (topology, view) = tokio::join!(
             self.look(case, &mut request),
             self.pods.view(&sandbox.id, &own, case.patience())
@@ -159,6 +165,31 @@ impl Daemon {
                 let asked = Asked { request: Arc::new(request), network: own };
                 self.give(case, node, asked, grant, matches!(*view, PodView::Pending { .. }))
             }
+        }
+    }
+
+    /// Waits for the pod's adapters, if it is to have any for itself; the inventory after that. A pod
+    /// in the host's namespace has all adapters there already.
+    async fn moved(
+        &self,
+        case: &Candidate<'_>,
+        request: &Request,
+        network: &Network,
+    ) -> Result<Option<Arc<Node>>, (RefusalClass, String)> {
+        if request.netns != NetnsRequest::Exclusive || request.devices.is_none() {
+            return Ok(None);
+        }
+        let Some(ask) = self.ask(case.sandbox, network) else { return Ok(None) };
+        let patience = links::PATIENCE.min(case.patience());
+        match self.links.ready(ask, Arc::clone(&case.policy), patience).await {
+            State::Ready => Ok(self.keeper.now().map(|node| self.links.recognise(node))),
+            State::Failed(sentence) => Err((RefusalClass::Decision, sentence)),
+            State::Working => Err((
+                RefusalClass::NotReady,
+                "its adapters are on their way into the pod; the container is to be created again"
+                    .to_owned(),
+            )),
+            State::Ended => Err((RefusalClass::NotReady, "the pod has ended".to_owned())),
         }
     }
 
@@ -443,6 +474,7 @@ impl Daemon {
     /// changed since.
     pub async fn refresh_files(&self) {
         let Some(node) = self.keeper.now() else { return };
+        let node = self.links.recognise(node);
         self.book();
         let policy = self.policies.now();
         let of = Arc::clone(&policy);

@@ -2,7 +2,7 @@
 //!
 //! [`plugin`] is told by the runtime, [`admission`] asks the engine and answers. What an answer
 //! needs is at hand: the inventory ([`snapshot`]), the networks of pods ([`pods`]), the policy
-//! ([`policies`]). What was decided is written down ([`journal`], [`records`]) and counted
+//! ([`policies`]). Adapters that move into pods are looked after by [`links`]. What was decided is written down ([`journal`], [`records`]) and counted
 //! ([`metrics`]). Who was created without us is found by [`gate`], [`audit`] and [`roll_call`].
 
 mod admission;
@@ -14,6 +14,7 @@ pub mod events;
 pub mod gate;
 pub mod ids;
 pub mod journal;
+pub mod links;
 pub mod logging;
 pub mod memory;
 pub mod metrics;

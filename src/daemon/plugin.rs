@@ -14,6 +14,7 @@ use super::admission::Given;
 use super::audit::{Census, Slipped};
 use super::containers::Containers;
 use super::journal::Journal;
+use super::links::{Ask, Links};
 use super::metrics::Metrics;
 use super::pods::Pods;
 use super::policies::Policies;
@@ -23,7 +24,7 @@ use super::session::Session;
 use super::smc::{Running, Smc};
 use super::snapshot::Keeper;
 use super::{records, resume, roll_call, runtime_limits};
-use crate::nri::container::{RuntimeLimits, network, pod};
+use crate::nri::container::{Network, RuntimeLimits, network, pod};
 use crate::nri::proto::{
     Container, ContainerUpdate, CreateContainerResponse, LinuxResources, PodSandbox,
     ValidateContainerAdjustmentRequest,
@@ -51,6 +52,8 @@ pub struct Daemon {
     pub keeper: Keeper,
     /// Networks of pods.
     pub pods: Pods,
+    /// Adapters that move into pods.
+    pub links: Links,
     /// The policy.
     pub policies: Policies,
     /// Records.
@@ -92,7 +95,9 @@ struct Connection {
 impl Daemon {
     /// A daemon without a session. To be called within a tokio runtime.
     pub fn new(parts: Parts) -> Self {
-        let Parts { roots, kubelet, socket, keeper, pods, policies, journal } = parts;
+        let Parts { roots, kubelet, socket, keeper, pods, links, policies, journal } = parts;
+        let (adapters_away, adapters_stuck) = links.gauges();
+        let metrics = Metrics { adapters_away, adapters_stuck, ..Metrics::default() };
         Self {
             smc: Smc::new(&roots),
             roots,
@@ -100,9 +105,10 @@ impl Daemon {
             socket,
             keeper,
             pods,
+            links,
             policies,
             journal,
-            metrics: Arc::default(),
+            metrics: Arc::new(metrics),
             containers: Arc::default(),
             scopes: Scopes::default(),
             metrics_at: OnceLock::new(),
@@ -161,6 +167,22 @@ impl Daemon {
             at: seconds_since_1970(),
             verdict,
         });
+    }
+
+    /// What a pod asks to be moved, where it may ask for that and has a namespace to move it to.
+    pub(super) fn ask(&self, sandbox: &PodSandbox, network: &Network) -> Option<Ask> {
+        let Network::Own(namespace) = network else { return None };
+        if !Ask::mentions_move(&sandbox.annotations) {
+            return None;
+        }
+        let session = self.session().filter(|session| !session.is_docker())?;
+        Some(Ask {
+            pod: pod(sandbox),
+            sandbox: sandbox.id.clone(),
+            annotations: sandbox.annotations.clone(),
+            namespace: namespace.clone(),
+            carrier: session.carrier.clone(),
+        })
     }
 
     /// Names containers that run without what they asked for.
@@ -226,6 +248,7 @@ impl Daemon {
     fn counted(self: &Daemon, census: Census) {
         let policy = self.policies.now();
         self.pods.retain(&census.sandboxes);
+        self.links.retain(&census.sandboxes);
         self.scopes.retain(&census.sandboxes);
         // Before what is not told of any more is forgotten.
         let slipped = self.slipped(&census, &policy);
@@ -267,6 +290,8 @@ pub struct Parts {
     pub keeper: Keeper,
     /// See [`Daemon::pods`].
     pub pods: Pods,
+    /// See [`Daemon::links`].
+    pub links: Links,
     /// See [`Daemon::policies`].
     pub policies: Policies,
     /// See [`Daemon::journal`].
@@ -311,7 +336,10 @@ impl Plugin for NriPlugin {
         // Not before: an instance that stands by has another one's records before it until then.
         // And beside this, which is not to wait for it.
         let daemon = Arc::clone(&self.0);
-        tokio::spawn(async move { daemon.recall().await });
+        tokio::spawn(async move {
+            daemon.recall().await;
+            daemon.links.open().await;
+        });
         self.policies.configure(&configuration.config).map_err(|problem| {
             error!("the configuration that the runtime gives is no policy: {problem}");
             format!("rdma-ctk: configuration of the plugin: {problem}")
@@ -359,6 +387,7 @@ impl Plugin for NriPlugin {
         self.book();
         let turned: Vec<Running> =
             pieces.containers.iter().filter_map(|container| self.running_smc(container)).collect();
+        self.links.open().await;
         let with_files: Vec<Container> = pieces
             .containers
             .iter()
@@ -399,7 +428,11 @@ impl Plugin for NriPlugin {
             if mentions_us(sandbox.annotations.keys()) {
                 let name = PodName::new(&pod(&sandbox), &sandbox.id);
                 self.scopes.begin(&name, &sandbox.annotations);
-                self.pods.begin(&sandbox.id, &network(&sandbox, None));
+                let network = network(&sandbox, None);
+                self.pods.begin(&sandbox.id, &network);
+                if let Some(ask) = self.ask(&sandbox, &network) {
+                    self.links.begin(ask, self.policies.now());
+                }
             }
         })
         .await;
@@ -408,6 +441,9 @@ impl Plugin for NriPlugin {
     async fn stop_pod_sandbox(&self, sandbox: PodSandbox) {
         self.timed("StopPodSandbox", async {
             self.pods.forget(&sandbox.id);
+            // Before its network is taken down, if that can be.
+            let patience = self.session().map(|session| session.patience()).unwrap_or_default();
+            self.links.end(&sandbox.id, patience).await;
             if let Some(unmatched) = self.scopes.end(&sandbox.id) {
                 self.tell_unmatched(unmatched);
             }
@@ -418,6 +454,8 @@ impl Plugin for NriPlugin {
     async fn remove_pod_sandbox(&self, sandbox: PodSandbox) {
         self.timed("RemovePodSandbox", async {
             self.pods.forget(&sandbox.id);
+            self.links.end(&sandbox.id, Duration::ZERO).await;
+            self.links.forget(&sandbox.id);
             self.scopes.end(&sandbox.id);
             let troubled = self.containers.calm(&sandbox.id);
             if troubled || mentions_us(sandbox.annotations.keys()) {

@@ -15,6 +15,8 @@ use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
 use super::journal::Journal;
+use super::links::Links;
+use super::links::host::Live;
 use super::metrics::endpoint::Endpoint;
 use super::metrics::node::NodeCollector;
 use super::metrics::smc::SmcCollector;
@@ -200,6 +202,7 @@ fn assemble(settings: &Settings, policies: Policies, store: Store) -> Arc<Daemon
             move |path, node| netns::pod_view(&roots, path, node, netns::pod::PATIENCE)
         }),
     );
+    let links = Links::new(&roots, Box::new(Live::new(&roots)), keeper.clone(), pods.clone());
     let journal = Journal::new(store);
     Arc::new(Daemon::new(Parts {
         roots,
@@ -207,6 +210,7 @@ fn assemble(settings: &Settings, policies: Policies, store: Store) -> Arc<Daemon
         socket: settings.socket.clone(),
         keeper,
         pods,
+        links,
         policies,
         journal,
     }))

@@ -23,6 +23,9 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 /// A read without any event, for what no event tells.
 pub const RESCAN: Duration = Duration::from_secs(60);
 
+/// How often it is looked whether a read has ended.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// Makes a snapshot; blocking.
 pub type Read = dyn Fn() -> Result<Node, Box<dyn std::error::Error + Send + Sync>> + Send + Sync;
 
@@ -120,6 +123,17 @@ impl Keeper {
     /// How old the present snapshot is; `None`: there is none.
     pub fn age(&self) -> Option<Duration> {
         self.state().read_at.map(|at| at.elapsed())
+    }
+
+    /// Waits until a read has succeeded that was begun after `moment`, at most that long. Whether one
+    /// has.
+    pub async fn read_since(&self, moment: Instant, patience: Duration) -> bool {
+        let read = async {
+            while self.state().read_at.is_none_or(|at| at < moment) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        timeout(patience, read).await.is_ok()
     }
 
     /// Told each time a different snapshot takes the place of the present one.

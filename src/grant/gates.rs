@@ -2,11 +2,16 @@
 //! ask for, and what the path that carries the grant is able to carry.
 
 use super::words::{asked, list, quote, refuse};
-use super::{Case, Notes, Refusal};
+use super::{Case, Notes, Refusal, exclusive};
 use crate::policy::{Policy, Sandbox};
 use crate::request::{
     Can, CarrierPath, Key, NetnsRequest, NodeKind, Pod, Request, Requirement, SmcMethod,
 };
+
+/// How the mode of RDMA namespaces is changed.
+pub(super) const NETNS_MODE: &str = "set `options ib_core netns_mode=0` in /etc/modprobe.d and \
+                                     reboot (the mode changes only while there is no other \
+                                     network namespace)";
 
 /// Why a container that asks is not ours to change; `None`: it is.
 pub(super) fn not_ours(request: &Request, policy: &Policy) -> Option<String> {
@@ -26,7 +31,7 @@ pub(super) fn check(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
     let request = case.request;
     runtime(case, notes)?;
     keys(case)?;
-    netns(case)?;
+    netns(case, notes)?;
     capabilities(case)?;
     if let Can::No(lacks) = &request.carrier.devices {
         return Err(refuse(
@@ -57,7 +62,7 @@ pub(super) fn check_without_devices(case: &Case<'_>, notes: &mut Notes) -> Resul
         return Err(refuse(request, Key::Smc, why));
     }
     keys(case)?;
-    netns(case)?;
+    netns(case, notes)?;
     for remark in &request.remarks {
         notes.warn("request", remark.as_str());
     }
@@ -137,13 +142,18 @@ fn keys(case: &Case<'_>) -> Result<(), Refusal> {
     }
 }
 
-fn netns(case: &Case<'_>) -> Result<(), Refusal> {
+fn netns(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
     let request = case.request;
     let why = match request.netns {
         NetnsRequest::Host if !request.container.pod.host_network => {
             "the pod has a network namespace of its own; set hostNetwork: true in its spec"
         }
-        NetnsRequest::Exclusive => "this build does not move adapters into pods",
+        NetnsRequest::Exclusive if request.carrier.path != CarrierPath::Nri => {
+            "adapters are moved into pods by the NRI plugin only"
+        }
+        NetnsRequest::Exclusive => {
+            return exclusive::gate(case, notes).map_err(|why| refuse(request, Key::Netns, why));
+        }
         NetnsRequest::Ipvlan | NetnsRequest::Macvlan => {
             "this build makes no sub-interfaces; attach one by a network plugin"
         }

@@ -12,6 +12,7 @@ mod claims;
 mod cpuset;
 mod digest;
 mod environment;
+mod exclusive;
 mod files;
 mod gates;
 mod gid;
@@ -26,6 +27,7 @@ mod smc;
 mod words;
 
 pub use cpuset::{Resent, resend};
+pub use exclusive::{Moving, Use, exclusive, interfaces, is_movable};
 pub use smc::{LIBRARY, PNET_OURS, PnetGrant, SmcFacts, SmcGrant};
 
 use serde::{Deserialize, Serialize};
@@ -264,6 +266,7 @@ pub fn decide(request: &Request, inventory: &Inventory<'_>, policy: &Policy) -> 
         sight: &sight,
         topology: inventory.topology,
         smc: inventory.smc,
+        moving: None,
         policy,
         allowance: &allowance,
     };
@@ -348,6 +351,8 @@ struct Case<'a> {
     sight: &'a Sight<'a>,
     topology: Option<TopologyFile>,
     smc: Option<&'a SmcFacts>,
+    /// Set where it is decided what moves into the pod.
+    moving: Option<&'a Moving>,
     policy: &'a Policy,
     allowance: &'a Allowance,
 }

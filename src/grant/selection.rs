@@ -325,6 +325,8 @@ enum Unfit<'a> {
     BondMember(&'a str),
     NoActivePort(String),
     NoUverbs,
+    /// It cannot move into a pod.
+    Stays(String),
 }
 
 impl fmt::Display for Unfit<'_> {
@@ -344,6 +346,7 @@ impl fmt::Display for Unfit<'_> {
             Self::Representor => f.write_str("it is a representor of a virtual function"),
             Self::BondMember(bond) => write!(f, "it is a member of {bond}"),
             Self::NoActivePort(ports) => write!(f, "it has no ACTIVE port ({ports})"),
+            Self::Stays(why) => f.write_str(why),
             Self::NoUverbs => f.write_str("it has no uverbs node: load ib_uverbs"),
         }
     }
@@ -353,6 +356,9 @@ impl fmt::Display for Unfit<'_> {
 fn unfit<'a>(case: &Case<'a>, hca: &'a Hca, meant: Meant) -> Option<Unfit<'a>> {
     if !case.allowance.permits(hca) {
         return Some(Unfit::Policy(whose(&case.request.container.pod)));
+    }
+    if let Some(why) = case.moving.and_then(|moving| moving.unfit(case, hca)) {
+        return Some(Unfit::Stays(why));
     }
     if let Some(place) = out_of_reach(case, hca) {
         return Some(place);

@@ -2,7 +2,8 @@
 //! ([`Family`]), and the families spoken over it.
 //!
 //! * [`rdma`]: `NETLINK_RDMA`, devices, ports and character devices; [`nldev`] is its codec
-//! * [`route`]: `NETLINK_ROUTE`, interfaces, addresses, default routes
+//! * [`route`]: `NETLINK_ROUTE`, interfaces, addresses, default routes; [`change`] is what moves and
+//!   sets them
 //! * [`kobject`]: `NETLINK_KOBJECT_UEVENT`, what was plugged, bound and renamed
 //! * [`generic`]: `NETLINK_GENERIC`, families that are known by name
 //! * [`sock_diag`]: `NETLINK_SOCK_DIAG`, sockets
@@ -14,6 +15,7 @@
 //! serves programs without an async runtime.
 
 pub mod attribute;
+pub mod change;
 pub mod generic;
 pub mod kobject;
 pub mod listener;

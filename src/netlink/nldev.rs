@@ -11,12 +11,18 @@ pub const RDMA_NL_GROUP_NOTIFY: u32 = 4;
 
 /// Devices.
 pub const RDMA_NLDEV_CMD_GET: u16 = 1;
+/// Changes a device.
+pub const RDMA_NLDEV_CMD_SET: u16 = 2;
 /// Ports of a device.
 pub const RDMA_NLDEV_CMD_PORT_GET: u16 = 5;
 /// Settings of the RDMA core.
 pub const RDMA_NLDEV_CMD_SYS_GET: u16 = 6;
+/// Queue pairs of a device.
+pub const RDMA_NLDEV_CMD_RES_QP_GET: u16 = 10;
 /// A character device.
 pub const RDMA_NLDEV_CMD_GET_CHARDEV: u16 = 15;
+/// Contexts of programs on a device.
+pub const RDMA_NLDEV_CMD_RES_CTX_GET: u16 = 22;
 /// Notification of a change.
 pub const RDMA_NLDEV_CMD_MONITOR: u16 = 28;
 
@@ -36,6 +42,14 @@ pub const RDMA_NLDEV_ATTR_LID: u16 = 9;
 pub const RDMA_NLDEV_ATTR_PORT_STATE: u16 = 12;
 /// u8
 pub const RDMA_NLDEV_ATTR_DEV_NODE_TYPE: u16 = 14;
+/// nest of [`RDMA_NLDEV_ATTR_RES_QP_ENTRY`]
+pub const RDMA_NLDEV_ATTR_RES_QP: u16 = 19;
+/// nest
+pub const RDMA_NLDEV_ATTR_RES_QP_ENTRY: u16 = 20;
+/// u32, in the reader's PID namespace; of the thread that made it
+pub const RDMA_NLDEV_ATTR_RES_PID: u16 = 28;
+/// string: the part of the kernel that made it
+pub const RDMA_NLDEV_ATTR_RES_KERN_NAME: u16 = 29;
 /// u32
 pub const RDMA_NLDEV_ATTR_NDEV_INDEX: u16 = 50;
 /// string
@@ -44,6 +58,8 @@ pub const RDMA_NLDEV_ATTR_NDEV_NAME: u16 = 51;
 pub const RDMA_NLDEV_SYS_ATTR_NETNS_MODE: u16 = 66;
 /// string
 pub const RDMA_NLDEV_ATTR_DEV_PROTOCOL: u16 = 67;
+/// u32: descriptor of a network namespace
+pub const RDMA_NLDEV_NET_NS_FD: u16 = 68;
 /// string
 pub const RDMA_NLDEV_ATTR_CHARDEV_TYPE: u16 = 69;
 /// string
@@ -52,6 +68,10 @@ pub const RDMA_NLDEV_ATTR_CHARDEV_NAME: u16 = 70;
 pub const RDMA_NLDEV_ATTR_CHARDEV: u16 = 72;
 /// u64 in the header, u32 on the wire
 pub const RDMA_NLDEV_ATTR_UVERBS_DRIVER_ID: u16 = 73;
+/// nest of [`RDMA_NLDEV_ATTR_RES_CTX_ENTRY`]
+pub const RDMA_NLDEV_ATTR_RES_CTX: u16 = 86;
+/// nest
+pub const RDMA_NLDEV_ATTR_RES_CTX_ENTRY: u16 = 87;
 /// u8
 pub const RDMA_NLDEV_ATTR_EVENT_TYPE: u16 = 102;
 /// u8
@@ -195,6 +215,44 @@ impl CharDevice {
 /// `include/linux/kdev_t.h`), which is not what the C library's `makedev` does.
 pub const fn huge_decode_dev(number: u32) -> (u32, u32) {
     ((number >> 8) & 0xfff, (number & 0xff) | ((number >> 12) & 0xf_ff00))
+}
+
+/// Who made an object of a device (answers to [`RDMA_NLDEV_CMD_RES_QP_GET`] and
+/// [`RDMA_NLDEV_CMD_RES_CTX_GET`]).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Maker {
+    /// Thread; `None` if it has ended, or is in no PID namespace that the reader sees into.
+    pub pid: Option<u32>,
+    /// Part of the kernel, such as `ib_core` or `smc`; `None` for programs.
+    pub kernel: Option<String>,
+}
+
+impl Maker {
+    /// Reads all entries of one answer.
+    pub fn parse(attributes: &[u8]) -> Result<Vec<Self>, Malformed> {
+        let mut makers = Vec::new();
+        for table in attribute::parse(attributes) {
+            let table = table?;
+            if !matches!(table.kind, RDMA_NLDEV_ATTR_RES_QP | RDMA_NLDEV_ATTR_RES_CTX) {
+                continue;
+            }
+            for entry in table.nested() {
+                let mut maker = Self::default();
+                for attribute in entry?.nested() {
+                    let attribute = attribute?;
+                    match attribute.kind {
+                        RDMA_NLDEV_ATTR_RES_PID => maker.pid = Some(attribute.small()?),
+                        RDMA_NLDEV_ATTR_RES_KERN_NAME => {
+                            maker.kernel = Some(attribute.text()?.to_owned());
+                        }
+                        _ => {}
+                    }
+                }
+                makers.push(maker);
+            }
+        }
+        Ok(makers)
+    }
 }
 
 /// Settings of the RDMA core (answer to [`RDMA_NLDEV_CMD_SYS_GET`]).

@@ -1,14 +1,16 @@
 //! `NETLINK_RDMA`: what the RDMA core says of its devices.
 
+use std::os::fd::AsRawFd;
+
 use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
 use super::attribute::{Malformed, put_text, put_u32};
-use super::nldev::{self, CharDevice, Device, Port, System};
+use super::nldev::{self, CharDevice, Device, Maker, Port, System};
 use super::{Error, Family, Socket};
 
-/// The family of `RDMA_NL_NLDEV`. All that it is asked here wants no privilege.
+/// The family of `RDMA_NL_NLDEV`. Only [`Socket::move_device`] wants a privilege.
 #[derive(Debug)]
 pub struct Rdma;
 
@@ -74,6 +76,9 @@ impl Family for Rdma {
     fn name(message_type: u16) -> &'static str {
         match nldev::command(message_type) {
             Some(nldev::RDMA_NLDEV_CMD_GET) => "RDMA_NLDEV_CMD_GET",
+            Some(nldev::RDMA_NLDEV_CMD_SET) => "RDMA_NLDEV_CMD_SET",
+            Some(nldev::RDMA_NLDEV_CMD_RES_QP_GET) => "RDMA_NLDEV_CMD_RES_QP_GET",
+            Some(nldev::RDMA_NLDEV_CMD_RES_CTX_GET) => "RDMA_NLDEV_CMD_RES_CTX_GET",
             Some(nldev::RDMA_NLDEV_CMD_PORT_GET) => "RDMA_NLDEV_CMD_PORT_GET",
             Some(nldev::RDMA_NLDEV_CMD_SYS_GET) => "RDMA_NLDEV_CMD_SYS_GET",
             Some(nldev::RDMA_NLDEV_CMD_GET_CHARDEV) => "RDMA_NLDEV_CMD_GET_CHARDEV",
@@ -134,7 +139,37 @@ impl From<Query> for Message {
     }
 }
 
+/// The move of a device into the network namespace behind a descriptor.
+pub fn move_device(device: u32, namespace: u32) -> Message {
+    Message::new(nldev::RDMA_NLDEV_CMD_SET)
+        .number(nldev::RDMA_NLDEV_ATTR_DEV_INDEX, device)
+        .number(nldev::RDMA_NLDEV_NET_NS_FD, namespace)
+}
+
 impl Socket<Rdma> {
+    /// Moves a device, which the socket's namespace *and* the calling thread's have to be that of
+    /// (`nldev_set_doit`), into another namespace. Ends every open context of it. Needs
+    /// `CAP_NET_ADMIN`, and the exclusive mode.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], with `EOPNOTSUPP` where the driver cannot or the mode is not exclusive.
+    pub fn move_device(&mut self, device: u32, namespace: &impl AsRawFd) -> Result<(), Error> {
+        let descriptor = u32::try_from(namespace.as_raw_fd()).unwrap_or(u32::MAX);
+        self.ask(move_device(device, descriptor)).map(drop)
+    }
+
+    /// Who has made contexts and queue pairs on a device, the kernel's own parts too.
+    ///
+    /// # Errors
+    /// As with [`Socket::ports`].
+    pub fn makers(&mut self, device: u32) -> Result<(Vec<Maker>, Vec<Maker>), Error> {
+        let mut ask = |command| {
+            let request = Message::new(command).number(nldev::RDMA_NLDEV_ATTR_DEV_INDEX, device);
+            self.describe(request, Maker::parse).map(|makers| makers.concat())
+        };
+        Ok((ask(nldev::RDMA_NLDEV_CMD_RES_CTX_GET)?, ask(nldev::RDMA_NLDEV_CMD_RES_QP_GET)?))
+    }
+
     /// Every device that can be used in the socket's namespace.
     pub fn devices(&mut self) -> Result<Vec<Device>, Error> {
         self.describe(Message::new(nldev::RDMA_NLDEV_CMD_GET), Device::parse)

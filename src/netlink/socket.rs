@@ -70,6 +70,13 @@ impl<F: Family> Socket<F> {
         Ok(reply.kept)
     }
 
+    /// Asks for a change, with these flags (`NLM_F_REQUEST | NLM_F_ACK` and what else is meant).
+    pub fn order(&mut self, request: F::Request, flags: u16) -> Result<(), Error> {
+        let name = F::name(request.message_type());
+        let bytes = self.envelope(request, flags);
+        self.exchange(name, &bytes, &mut |_| None::<()>).map(drop)
+    }
+
     /// Asks for a list, of which `keep` picks what is wanted. Begins again when the list changed
     /// while it was made.
     pub fn list<T>(

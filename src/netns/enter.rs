@@ -67,6 +67,40 @@ impl Namespace {
         Ok(Self { path: path.to_owned(), file })
     }
 
+    /// Opens the namespace behind a path of ours below `/proc/PID`, by which somebody holds it. Links
+    /// are followed: the path is no input, and what is there is looked at before it is used.
+    ///
+    /// # Errors
+    /// As [`Error`] says; the path is in all of them.
+    pub fn open_handle(roots: &Roots, path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Open { path: path.to_owned(), source };
+        let at = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed)?;
+        if fstatfs(&at).map_err(failed)?.filesystem_type() != NSFS_MAGIC {
+            return Err(Error::Kind { path: path.to_owned() });
+        }
+        // The same file again, whatever is at the path by now.
+        let same = roots.proc.join(format!("self/fd/{}", at.as_raw_fd()));
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        let file = open(&same, flags, Mode::empty()).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// What tells it from every other namespace of this boot that is alive: device and number of
+    /// its inode.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub fn identity(&self) -> Result<(u64, u64), Error> {
+        let stat =
+            fstat(&self.file).map_err(|source| Error::Look { path: self.path.clone(), source })?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    /// The descriptor that holds it.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
     /// Whether the calling thread is in this namespace already.
     pub fn is_current(&self, roots: &Roots) -> bool {
         let identity = |stat: FileStat| (stat.st_dev, stat.st_ino);

@@ -1,6 +1,7 @@
-//! Other network namespaces: how to get in, and what a pod has in there.
+//! Other network namespaces: how to get in, what a pod has in there, and what moves in and back.
 
 pub mod enter;
+pub mod links;
 pub mod pod;
 
 use std::io;
@@ -43,6 +44,14 @@ pub enum Error {
     Kind {
         /// Path as it was given.
         path: PathBuf,
+    },
+    /// It cannot be told from others.
+    #[error("{path}: cannot look at the network namespace: {source}")]
+    Look {
+        /// Path as it was given.
+        path: PathBuf,
+        /// Why.
+        source: Errno,
     },
     /// No thread could be started.
     #[error("{path}: cannot start a thread for the network namespace: {source}")]

@@ -11,7 +11,7 @@ mod wrapper;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,8 @@ pub struct Policy {
     pub topology_file: Option<String>,
     /// What is done for pods that were written for a vendor's own plugin.
     pub dialects: Dialects,
+    /// Adapters that move into pods.
+    pub links: Links,
     /// Runtime handlers whose containers have a kernel of their own.
     pub sandboxes: Sandboxes,
     /// SMC-R.
@@ -74,6 +76,7 @@ impl Default for Policy {
             rails: Vec::new(),
             topology_file: None,
             dialects: Dialects::default(),
+            links: Links::default(),
             sandboxes: Sandboxes::default(),
             smc: Smc::default(),
             daemon: Daemon::default(),
@@ -167,6 +170,17 @@ pub enum Dialect {
     Serve,
     /// The annotation is not looked at.
     Off,
+}
+
+/// Which adapters may move into pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "snake_case")]
+pub struct Links {
+    /// By kernel name or PCI address, `*` for any run of characters; empty: none.
+    pub movable: BTreeSet<String>,
+    /// Addresses of the node: an interface that holds one stays. That with the default route does
+    /// in any case.
+    pub node_addresses: BTreeSet<IpAddr>,
 }
 
 /// Runtime handlers whose containers have a kernel of their own, to which a device node of the

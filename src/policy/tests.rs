@@ -287,7 +287,7 @@ fn c106_sandboxes_are_told_by_handler() {
 
 #[test]
 fn mistakes_are_named_with_line_and_column() {
-    insta::assert_snapshot!(error("claims = \"limit\"\nclaim = 1\n"), @"line 2, column 1: unknown field `claim`, expected one of `skip_containers`, `wrapper_handlers`, `claims`, `rails`, `topology_file`, `dialects`, `sandboxes`, `smc`, `daemon`, `cdi`, `wrapper`, `default`, `rules`, `narrow`");
+    insta::assert_snapshot!(error("claims = \"limit\"\nclaim = 1\n"), @"line 2, column 1: unknown field `claim`, expected one of `skip_containers`, `wrapper_handlers`, `claims`, `rails`, `topology_file`, `dialects`, `links`, `sandboxes`, `smc`, `daemon`, `cdi`, `wrapper`, `default`, `rules`, `narrow`");
     insta::assert_snapshot!(error("claims = \"some\""), @"line 1, column 10: unknown variant `some`, expected one of `limit`, `full`, `off`");
     insta::assert_snapshot!(error("claims = "), @"line 1, column 10: string values must be quoted, expected literal string");
     insta::assert_snapshot!(error("[default]\n  keys = [\"devices\", \"device\"]"), @"line 2, column 22: unknown variant `device`, expected one of `devices`, `nodes`, `memlock`, `capabilities`, `numa`, `env`, `netns`, `smc`, `limits`, `require`");

@@ -68,6 +68,11 @@ const BATCHES: &[Batch] = &[
         &["--kernel=next"],
     ),
     Batch::new(
+        "netns",
+        "what may move into pods, and limits of the rdma cgroup",
+        &["--containerd=2"],
+    ),
+    Batch::new(
         "smc",
         "SMC-R for programs that know nothing of it",
         &["--containerd=2", "--rxe-lo"],

@@ -19,16 +19,17 @@ use serde_json::Value;
 use super::output::{print, render};
 use super::root::{Trees, ViewArgs};
 use super::{Error, Exit, policy_file};
+use crate::daemon::links::journal::away;
 use crate::daemon::{records, runtime_limits};
 use crate::doctor;
 use crate::edit;
-use crate::grant::{Inventory, Outcome, Refusal, TopologyFile, decide};
-use crate::inventory::{Interface, Node, PodNetwork, PodView, PortGids};
+use crate::grant::{Inventory, Moving, Outcome, Refusal, TopologyFile, Use, decide, exclusive};
+use crate::inventory::{Hca, Interface, Node, PodNetwork, PodView, PortGids};
 use crate::nri::container::{self, Network, RuntimeLimits, parent_cpus};
 use crate::nri::proto::User;
 use crate::nri::version::Runtime;
 use crate::policy::{self, OnRefusal, Policy};
-use crate::request::{Request, SmcMethod};
+use crate::request::{NetnsRequest, Pod, Request, SmcMethod};
 use crate::roots::Roots;
 use crate::smc;
 pub use manifest::{ManifestError, Subject};
@@ -276,21 +277,20 @@ impl<'a> World<'a> {
         let (remarks, decision) = match read {
             Ok(request) => {
                 let view = self.view(container::network(&sandbox, Some(&subject)));
-                let topology = self.topology();
-                let smc = (request.smc != SmcMethod::Off)
-                    .then(|| smc::probe::probe(self.roots, &self.policy.smc));
-                let inventory =
-                    Inventory { node: self.node, pod: &view, topology, smc: smc.as_ref() };
-                let decision = decide(&request, &inventory, self.policy);
+                let decision = match self.moved(&request, view, &mut notes) {
+                    Ok(view) => {
+                        let topology = self.topology();
+                        let smc = (request.smc != SmcMethod::Off)
+                            .then(|| smc::probe::probe(self.roots, &self.policy.smc));
+                        let inventory =
+                            Inventory { node: self.node, pod: &view, topology, smc: smc.as_ref() };
+                        decide(&request, &inventory, self.policy)
+                    }
+                    Err(refusal) => self.refused(&pod, refusal),
+                };
                 (request.remarks, decision)
             }
-            Err(error) => {
-                let refusal = Refusal { sentence: error.to_string() };
-                let waived = self.policy.allowance(&pod).on_refusal == OnRefusal::Warn;
-                let outcome =
-                    if waived { Outcome::Waived(refusal) } else { Outcome::Refused(refusal) };
-                (Vec::new(), outcome)
-            }
+            Err(error) => (Vec::new(), self.refused(&pod, Refusal { sentence: error.to_string() })),
         };
         let adjustment = match &decision {
             Outcome::Granted(grant) => {
@@ -314,6 +314,41 @@ impl<'a> World<'a> {
             decision,
             adjustment,
         }
+    }
+
+    fn refused(&self, pod: &Pod, refusal: Refusal) -> Outcome {
+        match self.policy.allowance(pod).on_refusal {
+            OnRefusal::Warn => Outcome::Waived(refusal),
+            OnRefusal::Refuse => Outcome::Refused(refusal),
+        }
+    }
+
+    /// The pod's network once the adapters have moved into it that it wants for itself.
+    fn moved(
+        &self,
+        request: &Request,
+        view: PodView,
+        notes: &mut Vec<String>,
+    ) -> Result<PodView, Refusal> {
+        if request.netns != NetnsRequest::Exclusive || !request.asks() || view == PodView::Host {
+            return Ok(view);
+        }
+        let away = away(self.roots).0.into_iter();
+        let unused = |hca: &Hca| (hca.name.clone(), Use::default());
+        let moving = Moving {
+            away: away.map(|away| (away.adapter.clone(), format!("now, {away}"))).collect(),
+            uses: self.node.hcas.iter().map(unused).collect(),
+        };
+        let hcas = exclusive(request, self.node, self.policy, &moving)?;
+        notes.push(format!(
+            "moves into the pod when its sandbox runs, unless somebody uses it then: {}",
+            hcas.join(", ")
+        ));
+        let network = match view {
+            PodView::Ready(network) => network,
+            _ => self.told_network(),
+        };
+        Ok(PodView::Ready(PodNetwork { hcas, ..network }))
     }
 
     /// The group that the kubelet makes pods in.

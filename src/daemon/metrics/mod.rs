@@ -53,6 +53,10 @@ pub struct Metrics {
     pub last_event: Gauge<u64, AtomicU64>,
     /// Policy files that could not be used.
     pub policy_errors: Counter,
+    /// Adapters that are in pods, or on their way.
+    pub adapters_away: Gauge,
+    /// Adapters that do not come back from a pod.
+    pub adapters_stuck: Gauge,
 }
 
 /// Class of a refusal.
@@ -123,6 +127,8 @@ impl Default for Metrics {
             connected: Gauge::default(),
             last_event: Gauge::default(),
             policy_errors: Counter::default(),
+            adapters_away: Gauge::default(),
+            adapters_stuck: Gauge::default(),
         }
     }
 }
@@ -190,6 +196,16 @@ impl Metrics {
         registry.register("nri_mishaps", "Calls that panicked or were late", self.mishaps.clone());
         registry.register("nri_connected", "1 while a session stands", self.connected.clone());
         registry.register(
+            "adapters_away",
+            "Adapters that are in pods, or on their way",
+            self.adapters_away.clone(),
+        );
+        registry.register(
+            "adapters_stuck",
+            "Adapters that do not come back from a pod",
+            self.adapters_stuck.clone(),
+        );
+        registry.register(
             "nri_last_event_timestamp_seconds",
             "When the runtime last called",
             self.last_event.clone(),
@@ -219,6 +235,7 @@ mod tests {
             "rdma_ctk_nri_call_seconds_bucket{le=\"0.0001\",call=\"CreateContainer\"} 1",
             "rdma_ctk_nri_mishaps_total{call=\"CreateContainer\",kind=\"late\"} 1",
             "rdma_ctk_nri_connected 0",
+            "rdma_ctk_adapters_stuck 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }

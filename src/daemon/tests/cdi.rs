@@ -23,7 +23,8 @@ fn growing(policy: &'static str) -> (Rig, Arc<AtomicBool>, tempfile::TempDir) {
         node.hcas.retain(|_| seen.load(Ordering::SeqCst));
         Ok(node)
     };
-    let rig = Rig::plan(Plan { node: "none", policy, read: Some(Box::new(read)), look: None });
+    let rig =
+        Rig::plan(Plan { node: "none", policy, read: Some(Box::new(read)), ..Plan::default() });
     tokio::spawn(cdi::run(Arc::clone(&rig.daemon), Arc::clone(&rig.read)));
     (rig, plugged, folder)
 }

@@ -2,5 +2,6 @@
 
 mod admission;
 mod cdi;
+mod links;
 mod outage;
 mod rig;

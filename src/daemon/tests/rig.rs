@@ -9,6 +9,8 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::daemon::journal::Journal;
+use crate::daemon::links::Links;
+use crate::daemon::links::host::{Host, Live};
 use crate::daemon::plugin::{Daemon, NriPlugin, Parts};
 use crate::daemon::pods::{Look, Pods};
 use crate::daemon::policies::{Policies, Source};
@@ -41,11 +43,12 @@ pub struct Plan {
     pub policy: &'static str,
     pub read: Option<Box<Read>>,
     pub look: Option<Box<Look>>,
+    pub host: Option<Box<dyn Host>>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { node: "gpu-infiniband", policy: "", read: None, look: None }
+        Self { node: "gpu-infiniband", policy: "", read: None, look: None, host: None }
     }
 }
 
@@ -66,12 +69,17 @@ impl Rig {
         fixture::unpack(Path::new(&file), folder.path()).unwrap();
         std::fs::create_dir_all(roots.etc.join("rdma-ctk")).unwrap();
         std::fs::write(roots.etc.join("rdma-ctk/config.toml"), plan.policy).unwrap();
-        Self::on(folder, roots, plan.read, plan.look)
+        Self::on(folder, roots, plan.read, plan.look, plan.host)
     }
 
     /// Another daemon on the same node, as after a restart.
     pub fn restarted(&self) -> Self {
-        Self::on(Arc::clone(&self._folder), self.roots.clone(), None, None)
+        self.restarted_with(None)
+    }
+
+    /// The same, on that host.
+    pub fn restarted_with(&self, host: Option<Box<dyn Host>>) -> Self {
+        Self::on(Arc::clone(&self._folder), self.roots.clone(), None, None, host)
     }
 
     fn on(
@@ -79,6 +87,7 @@ impl Rig {
         roots: Roots,
         read: Option<Box<Read>>,
         look: Option<Box<Look>>,
+        host: Option<Box<dyn Host>>,
     ) -> Self {
         let from = roots.clone();
         let read = read.unwrap_or_else(|| Box::new(move || Ok(inventory::snapshot(&from, None))));
@@ -92,11 +101,15 @@ impl Rig {
         let store = Store::new(&roots);
         store.prepare().unwrap();
         let config = roots.etc.join("rdma-ctk/config.toml");
+        let pods = Pods::new(keeper.clone(), look);
+        let host = host.unwrap_or_else(|| Box::new(Live::new(&roots)));
+        let links = Links::new(&roots, host, keeper.clone(), pods.clone());
         let daemon = Daemon::new(Parts {
             roots: roots.clone(),
             kubelet: folder.path().join("kubelet"),
             socket: folder.path().join("nri.sock"),
-            pods: Pods::new(keeper.clone(), look),
+            pods,
+            links,
             keeper,
             policies: Policies::load(Source::Default(config)).unwrap(),
             journal: Journal::new(store),

@@ -3,6 +3,7 @@
 mod claims;
 mod cpuset;
 mod environment;
+mod exclusive;
 mod gid;
 pub mod machines;
 mod memlock;
