@@ -23,6 +23,8 @@ pub mod netns;
 pub mod nri;
 pub mod oci;
 pub mod policy;
+#[cfg(feature = "probe")]
+pub mod probe;
 pub mod records;
 pub mod request;
 pub mod rootfs;

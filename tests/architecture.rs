@@ -47,6 +47,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("smc", &["grant", "inventory", "netlink", "policy", "request", "rootfs", "roots"]),
     ("configure", &["roots"]),
+    // Runs inside a container, and is no part of the node's program.
+    ("probe", &["inventory", "roots"]),
     // The check-up asks everybody, and nobody asks it but the command.
     (
         "doctor",

@@ -19,6 +19,10 @@ const CHECKS: &[Check] = &[
     Check { name: "features-nri", cargo: &["check", "--no-default-features", "--features", "nri"] },
     Check { name: "features-cli", cargo: &["check", "--no-default-features", "--features", "cli"] },
     Check {
+        name: "features-probe",
+        cargo: &["check", "--no-default-features", "--features", "probe"],
+    },
+    Check {
         name: "clippy",
         cargo: &[
             "clippy",

@@ -85,6 +85,11 @@ const BATCHES: &[Batch] = &[
             &["--containerd", NEWER],
         )
     },
+    Batch::new(
+        "probe",
+        "rdma-ctk-probe in containers that work and that do not",
+        &["--containerd=2"],
+    ),
     Batch { long: true, ..Batch::new("pair", "pods on two nodes", &["--guests=2"]) },
     Batch::new(
         "transport",

@@ -21,6 +21,7 @@ pub fn set_up() -> anyhow::Result<()> {
 /// Build the programs as users get them; the folder that holds them.
 pub fn build() -> anyhow::Result<PathBuf> {
     succeed(&mut cargo(&["build", "--release", "--bins", "--example=conformance"]))?;
+    static_probe()?;
     Ok(target()?.join("release"))
 }
 
@@ -29,6 +30,12 @@ pub fn target() -> anyhow::Result<PathBuf> {
     let this = std::env::current_exe().context("cannot tell the path of xtask")?;
     let target = this.ancestors().nth(2).context("xtask is not in a target folder")?;
     Ok(target.to_owned())
+}
+
+/// Link the probe statically, as it is shipped: it has to start in images without this C library.
+pub fn static_probe() -> anyhow::Result<()> {
+    let probe = ["rustc", "--release", "--bin=rdma-ctk-probe", "--"];
+    succeed(cargo(&probe).arg("-Ctarget-feature=+crt-static"))
 }
 
 /// The program of the unit tests, built as `cargo test` builds it: its folder and its name there.
