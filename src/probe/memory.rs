@@ -68,8 +68,14 @@ fn pages(bytes: u64) -> u64 {
     bytes & !4095
 }
 
-/// `CAP_IPC_LOCK` (14) among the effective capabilities.
+/// `CAP_IPC_LOCK` (14) among the effective capabilities, in the initial user namespace: in another
+/// one it lifts nothing.
 fn has_ipc_lock(place: &Place<'_>) -> bool {
+    const ALL: [&str; 3] = ["0", "0", "4294967295"];
+    let map = std::fs::read_to_string(place.roots.proc.join("self/uid_map")).unwrap_or_default();
+    if !map.split_whitespace().eq(ALL) {
+        return false;
+    }
     let status = std::fs::read_to_string(place.roots.proc.join("self/status")).unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);

@@ -49,6 +49,7 @@ impl Container {
         };
         container.write("proc/sys/kernel/osrelease", "6.12.117+deb13-amd64\n");
         container.write("proc/self/status", "CapEff:\t0000000000000000\n");
+        container.write("proc/self/uid_map", "         0          0 4294967295\n");
         container.write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    8000000 kB\n");
         let file = format!("{}.14.56.1", &LIBRARY[1..]);
         container.write(&file, "");
@@ -238,6 +239,9 @@ fn ipc_lock_lifts_the_limit_and_the_memory_cgroup_bounds_what_is_tried() {
         "{text}"
     );
     assert!(text.contains("lifted by CAP_IPC_LOCK"), "{text}");
+    // In a user namespace it lifts nothing (C06).
+    container.write("proc/self/uid_map", "0 100000 65536\n");
+    ends(&container.probe(), Exit::Memory, "memlock limit 64 KiB, too low");
 }
 
 #[test]
