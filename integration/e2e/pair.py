@@ -2,9 +2,11 @@
 
 Runs in both guests. The first one is the client and has its results counted.
 """
+import json
 import os
+import re
 
-from harness import Pod, contains, equal, wait_for
+from harness import Pod, contains, cri, equal, wait_for
 
 FIRST = os.environ["CTK_NODE"] == "0"
 PEER = os.environ["CTK_PEER"]
@@ -32,4 +34,56 @@ def pods_on_two_nodes_exchange_messages(node):
     contains(wait_for("the other node", connected, 300, step=2), "50 iters in")
 
 
-CASES = [pods_on_two_nodes_exchange_messages]
+# Sends so many MiB to who connects, then waits for its end; and the other side.
+SEND = """
+import socket, sys
+s = socket.socket()
+s.setsockopt(1, 2, 1)
+s.bind(('0.0.0.0', int(sys.argv[1])))
+s.listen(1)
+c = s.accept()[0]
+block = b'x' * (1 << 20)
+for _ in range(int(sys.argv[2])):
+    c.sendall(block)
+while c.recv(1):
+    pass
+"""
+RECEIVE = """
+import socket, sys, time
+for n in range(600):
+    s = socket.socket()
+    try:
+        s.connect((sys.argv[1], int(sys.argv[2])))
+        break
+    except OSError:
+        time.sleep(0.5)
+left = int(sys.argv[3]) << 20
+begun = time.monotonic()
+while left:
+    left -= len(s.recv(min(left, 1 << 18)))
+print('rate %.1f' % (int(sys.argv[3]) / (time.monotonic() - begun)), flush=True)
+time.sleep(600)
+"""
+
+
+def plain_tcp_programs_of_two_nodes_speak_smc_r(node):
+    """The rates are told, not promised: soft-RoCE is slower than the TCP that it goes over."""
+    usr = {"mounts": [("/usr", "/usr")]}
+    for name, keys, port, size in (("smc", {"smc": "auto"}, "7201", "16"), ("tcp", {}, "7202", "64")):
+        pod = Pod(f"{name}-{os.environ['CTK_NODE']}", keys)
+        if not FIRST:
+            sender = pod.run(name, "python3", "-uc", SEND, port, size, **usr)
+            wait_for("the other node", lambda: sender.state() == "STOPPED", 500, step=2)
+            continue
+        receiver = pod.run(name, "python3", "-uc", RECEIVE, PEER, port, size, **usr)
+        rate = wait_for("the other node",
+                        lambda: re.search(r"rate (\S+)", receiver.log()), 500, step=2)[1]
+        print(f"    {name}: {rate} MiB/s", flush=True)
+        if keys:
+            seen = json.loads(node.ctk("smc", "status", name, "-o", "json"))["containers"][0]
+            equal([one["mode"] for one in seen["connections"]], ["SMC-R"], "the mode")
+            equal(seen["connections"][0]["link"], "rxe0/1", "the link")
+        cri.call("StopContainer", cri.data(1, receiver.id))     # the other side waits for that
+
+
+CASES = [pods_on_two_nodes_exchange_messages, plain_tcp_programs_of_two_nodes_speak_smc_r]

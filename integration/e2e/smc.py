@@ -328,27 +328,6 @@ def what_stopped_meanwhile_is_dropped_and_the_program_goes_with_the_last(node):
 
 
 # -- numbers ---------------------------------------------------------------------------------------
-def cost(rounds=5):
-    """Nanoseconds of a socket() of a process that is nobody's container: the best of some rounds."""
-    return min(int(command("/usr/local/bin/smc-go", "sockets", "20000")) for _ in range(rounds))
-
-
-def socket_of_an_unrelated_process_costs_at_most_a_third_more(node):
-    if not os.path.exists("/usr/local/bin/smc-go"):
-        raise Skip("there is no Go toolchain to build the program with")
-    expect(not os.path.exists(PINS), "the program is loaded")
-    without = cost()
-    container = Pod("loaded", {"smc": "bpf"}).run("loaded", **PYTHON)
-    expect(os.path.exists(PINS), "the program is not loaded")
-    loaded = cost()
-    stop(container)
-    gone(PINS)
-    again = cost()
-    ratio = loaded / min(without, again)
-    print(f"    socket(): {without} and {again} ns without, {loaded} ns with: {ratio:.2f}", flush=True)
-    expect(ratio <= 1.3, f"{ratio:.2f} times as much")
-
-
 def preparation_takes_at_most_half_of_the_scripts(node):
     took = [int(us) for us in re.findall(r"prepared for SMC-R.* took_us=(\d+)",
                                          read("/var/log/rdma-ctk.log"))]
@@ -384,7 +363,6 @@ CASES = [
     c98_preload_is_refused_for_a_static_program,
     a_veth_in_the_adapters_subnet_gets_a_name_and_the_kernels_reason_is_told,
     what_stopped_meanwhile_is_dropped_and_the_program_goes_with_the_last,
-    socket_of_an_unrelated_process_costs_at_most_a_third_more,
     preparation_takes_at_most_half_of_the_scripts,
     release_takes_the_program_away,
 ]

@@ -37,6 +37,8 @@ struct Inner {
     /// The kernel takes the program: it was tried.
     tried: Mutex<bool>,
     turned: Mutex<HashMap<String, Turned>>,
+    /// Held while the switch and the book of containers are made to agree.
+    switching: Mutex<()>,
 }
 
 /// A container that has SMC-R.
@@ -62,8 +64,14 @@ pub struct Running {
 impl Smc {
     /// None yet.
     pub fn new(roots: &Roots) -> Self {
-        let (tried, turned) = (Mutex::new(false), Mutex::default());
-        Self { inner: Arc::new(Inner { roots: roots.clone(), tried, turned }) }
+        Self {
+            inner: Arc::new(Inner {
+                roots: roots.clone(),
+                tried: Mutex::new(false),
+                turned: Mutex::default(),
+                switching: Mutex::default(),
+            }),
+        }
     }
 
     /// What the kernel has of SMC, for a container that asks for it.
@@ -154,6 +162,10 @@ impl Inner {
         self.turned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn switching(&self) -> MutexGuard<'_, ()> {
+        self.switching.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn facts(&self, policy: &Policy) -> SmcFacts {
         let mut facts = probe::probe(&self.roots, &policy.smc);
         if !facts.loaded && policy.smc.load_module {
@@ -201,6 +213,7 @@ impl Inner {
         program: &Program,
     ) -> Result<(), String> {
         let mut group = None;
+        let _switching = self.switching();
         match grant.method {
             SmcMethod::Bpf => {
                 let found =
@@ -233,33 +246,46 @@ impl Inner {
             warn!("a stopped container stays in the switch of SMC-R: {problem}");
         }
         for pnet in turned.grant.pnet.iter().filter(|pnet| pnet.name.starts_with(PNET_OURS)) {
-            let used = self
-                .turned()
-                .values()
-                .any(|other| other.grant.pnet.iter().any(|theirs| theirs.name == pnet.name));
-            if !used && let Err(problem) = prepare::forget(&pnet.name) {
+            if !self.uses(&pnet.name)
+                && let Err(problem) = prepare::forget(&pnet.name)
+            {
                 warn!(adapter = pnet.adapter, "its PNET id stays: {problem}");
             }
         }
     }
 
+    /// Whether a container has an adapter by that PNET id.
+    fn uses(&self, name: &str) -> bool {
+        let turned = self.turned();
+        turned.values().any(|turned| turned.grant.pnet.iter().any(|pnet| pnet.name == name))
+    }
+
     fn resume(&self, running: Vec<Running>) {
-        let mut groups = Vec::new();
-        let mut turned = HashMap::new();
-        let mut mptcp = false;
+        let _switching = self.switching();
+        let mut now = HashMap::new();
         for Running { id, group: called, grant } in running {
-            let mut group = None;
-            if grant.method == SmcMethod::Bpf {
-                match group::group(&self.roots, &called) {
-                    Ok(found) => group = Some(found),
-                    // It has stopped meanwhile.
-                    Err(problem) => warn!(id, "not switched to SMC-R: {problem}"),
-                }
-                mptcp |= grant.mptcp;
-            }
-            groups.extend(group);
-            turned.insert(id, Turned { grant, group, called });
+            let found = (grant.method == SmcMethod::Bpf)
+                .then(|| group::group(&self.roots, &called))
+                .transpose();
+            // One that cannot be told has stopped meanwhile.
+            let group = found.unwrap_or_else(|problem| {
+                warn!(id, "not switched to SMC-R: {problem}");
+                None
+            });
+            now.insert(id, Turned { grant, group, called });
         }
+        let groups: Vec<Group> = {
+            let mut known = self.turned();
+            for (id, turned) in std::mem::take(&mut *known) {
+                // Of whom nothing was told: made since the runtime began to tell, or gone.
+                if turned.called.is_empty() || group::group(&self.roots, &turned.called).is_ok() {
+                    now.entry(id).or_insert(turned);
+                }
+            }
+            *known = now;
+            known.values().filter_map(|turned| turned.group).collect()
+        };
+        let mptcp = self.turned().values().any(|turned| turned.grant.mptcp);
         match Switch::new(&self.roots, mptcp).keep_only(&groups) {
             Ok(0) if groups.is_empty() => {}
             Ok(dropped) => {
@@ -267,10 +293,21 @@ impl Inner {
             }
             Err(problem) => warn!("SMC-R of running containers cannot be looked after: {problem}"),
         }
-        let mut known = self.turned();
-        // Whoever was created since the runtime began to tell is in there already.
-        for (id, found) in turned {
-            known.entry(id).or_insert(found);
+        self.forget_unused();
+    }
+
+    /// Takes back PNET ids of ours that an earlier daemon left, and that nobody uses.
+    fn forget_unused(&self) {
+        if !self.roots.is_live() {
+            return;
+        }
+        // Where SMC is not there, there is nothing to take back.
+        for name in prepare::ours().unwrap_or_default() {
+            if !self.uses(&name)
+                && let Err(problem) = prepare::forget(&name)
+            {
+                warn!(name, "a PNET id stays: {problem}");
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a container cannot do for itself and needs for SMC-R: a user EID of the machine, names for
 //! adapters, sysctls of its network namespace.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use super::eid::{Eid, EidError};
 use super::kernel::{Kernel, KernelError};
 use super::pnet::{Entry, Member, PnetTable};
-use crate::grant::SmcGrant;
+use crate::grant::{PNET_OURS, SmcGrant};
 use crate::roots::Roots;
 
 /// A preparation failed.
@@ -121,6 +122,16 @@ fn same(a: &Member, b: &Member) -> bool {
         (Member::Adapter { name: a, .. }, Member::Adapter { name: b, .. }) => a == b,
         _ => false,
     }
+}
+
+/// Names of ours in the host's table.
+///
+/// # Errors
+/// As [`PrepareError`] says.
+pub fn ours() -> Result<BTreeSet<String>, PrepareError> {
+    let entries = PnetTable::open()?.entries()?;
+    let names = entries.into_iter().map(|entry| entry.name);
+    Ok(names.filter(|name| name.starts_with(PNET_OURS)).collect())
 }
 
 /// Takes a name of ours back from the host's table, once no container uses it.

@@ -1,5 +1,4 @@
-// A Go program that listens or connects as Go programs do, or counts what a socket() costs; for the
-// tests of SMC-R.
+// A Go program that listens or connects as Go programs do; for the tests of SMC-R.
 package main
 
 import (
@@ -7,32 +6,11 @@ import (
 	"io"
 	"net"
 	"os"
-	"strconv"
-	"syscall"
 	"time"
 )
 
-// Prints the nanoseconds that one socket() and its close() take, over so many.
-func sockets(count int) {
-	begun := time.Now()
-	for n := 0; n < count; n++ {
-		socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-		if err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		syscall.Close(socket)
-	}
-	fmt.Println(time.Since(begun).Nanoseconds() / int64(count))
-}
-
 func main() {
 	what, address := os.Args[1], os.Args[2]
-	if what == "sockets" {
-		count, _ := strconv.Atoi(address)
-		sockets(count)
-		return
-	}
 	if what == "serve" {
 		listener, err := net.Listen("tcp4", address)
 		if err != nil {

@@ -115,6 +115,8 @@ mod code {
     pub const IF_EQUAL: u8 = 0x16;
     /// See [`IF_EQUAL`].
     pub const IF_NOT_EQUAL: u8 = 0x56;
+    /// Jump if less, without sign, 32 bits.
+    pub const IF_LESS: u8 = 0xa6;
     /// Jump if any of the bits is set, 32 bits.
     pub const IF_ANY: u8 = 0x46;
     /// Jump that compares 64 bits: pointers and numbers of groups.
@@ -205,8 +207,8 @@ impl Assembly {
 /// The program.
 pub fn instructions(references: &References) -> Vec<Instruction> {
     use code::{
-        ADD, AND, CALL, EXIT, IF_ANY, IF_EQUAL, IF_NOT_EQUAL, IF_NOT_ZERO, IF_ZERO, JUMP, LOAD,
-        LOAD_HALF, MOVE, SET, STORE,
+        ADD, AND, CALL, EXIT, IF_ANY, IF_EQUAL, IF_LESS, IF_NOT_EQUAL, IF_NOT_ZERO, IF_ZERO, JUMP,
+        LOAD, LOAD_HALF, MOVE, SET, STORE,
     };
     let mut a = Assembly::default();
     // The context is the array of the function's arguments. What costs least and excludes most
@@ -246,6 +248,8 @@ pub fn instructions(references: &References) -> Vec<Instruction> {
         a.put(ADD, R2, 0, 0, -8);
         a.put(CALL, 0, 0, 0, helper::LOOKUP);
         a.jump(IF_NOT_ZERO, R0, 0, Place::Turn);
+        // No bit is left: one look is all for most tasks.
+        a.jump(IF_LESS, R7, (1_u32 << (depth + 1)).cast_signed(), Place::Leave);
         a.here(past);
     }
     a.jump(JUMP, 0, 0, Place::Leave);
@@ -337,6 +341,7 @@ mod tests {
                 }
                 code::IF_EQUAL => at = jump(half(to)? == constant & 0xffff_ffff)?,
                 code::IF_NOT_EQUAL => at = jump(half(to)? != constant & 0xffff_ffff)?,
+                code::IF_LESS => at = jump(half(to)? < constant & 0xffff_ffff)?,
                 code::IF_ANY => at = jump(half(to)? & constant & 0xffff_ffff != 0)?,
                 code::IF_ZERO => at = jump(registers[to]? == 0)?,
                 code::IF_NOT_ZERO => at = jump(registers[to]? != 0)?,
