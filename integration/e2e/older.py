@@ -14,6 +14,7 @@ CASES = [
     pods.nccl_conf_is_seen_without_the_environment,
     pods.c26_roce_behind_veth_works_with_a_warning,
     pods.c10_an_unknown_adapter_is_refused,
+    pods.smc_turns_the_sockets_of_who_asked,
     outage.c61_created_while_we_were_dead_it_is_refused_at_start,
     outage.the_runtime_restarted_we_are_back_without_a_restart,
     outage.registered_by_configure_and_taken_back,

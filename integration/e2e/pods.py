@@ -304,6 +304,19 @@ def the_node_is_listed_and_examined(node):
     lacks(report, "FAIL")
 
 
+# -- SMC-R: the rest of it is the batch smc ---------------------------------------------------
+def smc_turns_the_sockets_of_who_asked(node):
+    """By StartContainer, which older runtimes tell as a change of state."""
+    ask = 'python3 -c "import socket; print(socket.socket().getsockopt(1, 38))"'
+    usr = {"mounts": [("/usr", "/usr")]}
+    pod = Pod("smc", {"smc/container.asked": "bpf"})
+    asked, beside = pod.run("asked", **usr), pod.run("beside", **usr)
+    equal(asked.sh(ask).strip(), "256", "a socket of who asked")
+    equal(beside.sh(ask).strip(), "6", "a socket of who did not ask")
+    cri.call("StopContainer", cri.data(1, asked.id))
+    wait_for("the program's end", lambda: not os.path.exists("/sys/fs/bpf/rdma-ctk"))
+
+
 CASES = [
     c07_pods_that_did_not_ask_are_left_byte_for_byte,
     c94_privileged_is_not_a_claim,

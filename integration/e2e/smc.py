@@ -58,7 +58,14 @@ while True:
 
 def prepare(node):
     node.containerd_up()
-    node.daemon_up()
+    up(node)
+
+
+def up(node):
+    """Start the daemon with the capabilities of its service and of the file that SMC-R adds to it
+    (packaging/systemd)."""
+    few = "-all,+sys_admin,+sys_ptrace,+net_admin"
+    node.daemon_up(under=["setpriv", "--no-new-privs", "--bounding-set", few, "--inh-caps", few])
 
 
 def python(pod, name, program, *words):
@@ -308,7 +315,7 @@ def a_killed_daemon_changes_nothing_and_the_next_goes_on(node):
     equal(protocol(node.pods["server"]), SMC, "a new socket without a daemon")
     equal(protocol(node.pods["beside"]), TCP, "a socket of who did not ask")
     contains(node.ctk("smc", "status"), "SMC-R port")
-    node.daemon_up()
+    up(node)
     equal(protocol(node.pods["server"]), SMC, "a new socket with the next daemon")
     equal(switched(node), count, "the number of switched containers")
 
@@ -318,7 +325,7 @@ def what_stopped_meanwhile_is_dropped_and_the_program_goes_with_the_last(node):
     node.daemon_down(signal.SIGKILL)
     stop(node.pods.pop("client"))
     equal(switched(node), 2, "the number of switched containers")
-    node.daemon_up()
+    up(node)
     wait_for("one container", lambda: switched(node) == 1)
     expect(os.path.exists(f"{PINS}/smc_link"), "the program is gone")
     stop(node.pods.pop("server"))
