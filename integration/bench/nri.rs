@@ -124,11 +124,24 @@ impl Side {
 
     /// `name` of `/proc/PID/smaps_rollup` or `status`, in KiB or as a number.
     fn of_process(&self, file: &str, name: &str) -> Fallible<u64> {
-        let text = std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)).ok_or(name)?;
-        let number: String = line.chars().filter(char::is_ascii_digit).collect();
-        Ok(number.parse()?)
+        of_file(Path::new(&format!("/proc/{}/{file}", self.child.id())), name)
     }
+
+    /// How often the threads that there are have gone to sleep.
+    fn wakes(&self) -> Fallible<u64> {
+        let mut all = 0;
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            all += of_file(&thread?.path().join("status"), "voluntary_ctxt_switches:")?;
+        }
+        Ok(all)
+    }
+}
+
+fn of_file(file: &Path, name: &str) -> Fallible<u64> {
+    let text = std::fs::read_to_string(file)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).ok_or(name)?;
+    let number: String = line.chars().filter(char::is_ascii_digit).collect();
+    Ok(number.parse()?)
 }
 
 impl Drop for Side {
@@ -340,7 +353,7 @@ async fn idle(machine: &Path, seconds: u64) -> Fallible<()> {
     }
     // What the connection brings about is done by then.
     tokio::time::sleep(Duration::from_secs(70)).await;
-    let wakes = |side: &Side| side.of_process("status", "voluntary_ctxt_switches:");
+    let wakes = |side: &Side| side.wakes();
     let before = [wakes(&daemon)?, wakes(&nothing)?];
     tokio::time::sleep(Duration::from_secs(seconds)).await;
     let minutes = seconds as f64 / 60.0;

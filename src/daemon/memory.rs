@@ -17,12 +17,15 @@ pub fn give_back() {
 }
 
 /// One pool of memory for all threads. By default each of the short-lived threads that read files
-/// would get its own, which stays when the thread ends. To be called before there are threads.
+/// would get its own, which stays when the thread ends. And small pieces that are freed are joined
+/// at once: by default they are kept apart until somebody wants a large one, and a decision makes
+/// hundreds of them, with a long answer at its end. To be called before there are threads.
 pub fn share_one_pool() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt(3) sets a parameter of the allocator; there is one thread yet.
     unsafe {
         nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1);
+        nix::libc::mallopt(nix::libc::M_MXFAST, 0);
     }
 }
 

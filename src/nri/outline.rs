@@ -73,7 +73,7 @@ fn container(bytes: &[u8], outline: &dyn Outline) -> Result<Container, Malformed
             (2, Value::Bytes(bytes)) => told.pod_sandbox_id = text(bytes)?,
             (3, Value::Bytes(bytes)) => told.name = text(bytes)?,
             // As protobuf does with a number that is too long for its field.
-            #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+            #[expect(clippy::cast_possible_truncation)]
             (4, Value::Number(state)) => told.state = state as i32,
             (6, Value::Bytes(entry)) => {
                 let (key, value) = pair(entry)?;

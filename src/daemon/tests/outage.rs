@@ -1,5 +1,6 @@
 //! What becomes of containers that are created while the daemon is away, late or not ready.
 
+use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -7,10 +8,10 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
 
 use super::rig::{Plan, Rig, adjusted, container, pod};
-use crate::daemon::metrics::{ReasonLabel, RefusalClass};
+use crate::daemon::metrics::{MishapLabel, ReasonLabel, RefusalClass};
 use crate::daemon::plugin::NriPlugin;
 use crate::daemon::records::Verdict;
-use crate::inventory::Node;
+use crate::inventory::{Node, PodNetwork, PodView};
 use crate::nri::proto::{Container, ContainerState, Event, PodSandbox};
 use crate::nri::scripted::{Fault, Scripted};
 use crate::nri::{Mishap, MishapKind, Plugin};
@@ -89,6 +90,37 @@ async fn c60_a_call_that_went_wrong_is_on_record_with_its_pod() {
     assert_eq!(refusals.get_or_create(&label).get(), 1);
     session.event(Event::RemovePodSandbox, &asks, None).await.unwrap();
     assert!(rig.records().await.pods.is_empty());
+}
+
+/// The inventory and a pod's network share what a container waits, so that the shortest deadline
+/// that policy can set is kept.
+#[tokio::test]
+async fn c60_what_is_waited_for_fits_into_the_shortest_deadline() {
+    let node = Rig::new("gpu-infiniband").node().await;
+    let read = move || {
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(Node::clone(&node))
+    };
+    let (release, gate) = mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    let look = move |_: &Path, _: &Node| {
+        // An error is the end of the test.
+        let _ = gate.lock().unwrap().recv();
+        PodView::Ready(PodNetwork::default())
+    };
+    let rig = Rig::plan(Plan {
+        read: Some(Box::new(read)),
+        look: Some(Box::new(look)),
+        policy: "[daemon]\ndeadline_percent = 30\n",
+        ..Plan::default()
+    });
+    let session = rig.session("containerd", "2.1.9").await;
+    let asks = pod("asks", ALL);
+    let answer = session.create(&asks, &container(&asks, "c1", "main")).await;
+    drop(release);
+    assert!(answer.unwrap().is_some());
+    let mishap = MishapLabel { call: "CreateContainer", kind: "late" };
+    assert_eq!(rig.daemon.metrics.mishaps.get_or_create(&mishap).get(), 0);
 }
 
 #[tokio::test]
