@@ -1,4 +1,4 @@
-//! Looking into a running container's root file system. What is in there is the tenant's: a path
+//! Looking into a container's root file system. What is in there is the tenant's: a path
 //! is resolved as the container itself would resolve it (openat2(2), `RESOLVE_IN_ROOT`), so that
 //! no link leads out, and nothing but a regular file is read, so that no pipe blocks.
 
@@ -12,6 +12,7 @@ use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::Mode;
+use nix::sys::statvfs::{FsFlags, fstatvfs};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 /// Longest file that is read.
@@ -90,6 +91,11 @@ impl Rootfs {
             Err(Errno::EEXIST) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    /// Whether the file system of the root is mounted read-only; not known is no.
+    pub fn is_read_only(&self) -> bool {
+        fstatvfs(&self.0).is_ok_and(|found| found.flags().contains(FsFlags::ST_RDONLY))
     }
 
     /// Names in a folder; empty where there is none.

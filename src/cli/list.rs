@@ -69,6 +69,12 @@ fn describe(node: &Node) -> String {
             NetnsMode::Exclusive => "exclusive",
         }
     );
+    if node.hcas.iter().any(|hca| hca.driver.is("erdma")) {
+        text.push_str(
+            "note: eRDMA hardware without extended doorbells opens for SYS_RAWIO only, which no path but \
+             the runtime wrapper and the podman hook can give\n",
+        );
+    }
     for remark in &node.remarks {
         let _ = writeln!(text, "note: {remark}");
     }

@@ -4,11 +4,10 @@
 //! The names are those of the runtime specification 1.3. An editor decides nothing: a member that
 //! is there already is left or completed by what the grant says, never set twice.
 
-use std::path::Path;
-
 use serde_json::{Map, Value, json};
 
-use crate::grant::{DeviceNode, Grant};
+use crate::grant::{DeviceNode, Grant, MemlockGrant};
+use crate::request::MARKER;
 
 /// A document whose shape does not allow the edit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,47 +33,73 @@ pub enum OciEditError {
     },
 }
 
-/// Where a [`crate::grant::GrantedFile`] was written on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WrittenFile<'a> {
-    /// Path on the host.
-    pub source: &'a Path,
-    /// Path in the container.
-    pub destination: &'a str,
+/// What is put into a document beside the grant itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Beside<'a> {
+    /// Paths on the host at which the grant's files were written, in their order.
+    pub files: &'a [String],
+    /// Hooks that go behind those that are there.
+    pub hooks: &'a [Hook],
 }
 
-/// Marker that a document carries its grant: the name of its annotation.
-pub const MARKER: &str = "grant.rdma-ctk.io";
+/// A hook of ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hook {
+    /// Where in the container's life: `createRuntime`, `poststop`.
+    pub stage: &'static str,
+    /// The program, on the host.
+    pub path: String,
+    /// Its arguments, the first being its name.
+    pub args: Vec<String>,
+    /// Seconds after which the runtime gives up on it.
+    pub timeout: u32,
+}
 
-/// Writes `grant` into `document`; `digest` is the value of the marker annotation.
+/// How a file of the host appears in the container.
+const BIND: [&str; 6] = ["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
+
+/// Writes `grant` into `document`, marks it with the grant's digest, and adds what goes with it.
 ///
 /// # Errors
 /// [`OciEditError`], with the document in an undefined state: it must not be written then.
-pub fn apply(
-    document: &mut Value,
-    grant: &Grant,
-    files: &[WrittenFile<'_>],
-    digest: &str,
-) -> Result<(), OciEditError> {
-    let root = Object::root(document)?;
-    annotations(root, digest)?;
+pub fn apply(document: &mut Value, grant: &Grant, beside: Beside<'_>) -> Result<(), OciEditError> {
+    annotations(Object::root(document)?, &grant.digest())?;
     process(Object::root(document)?, grant)?;
-    mounts(Object::root(document)?, grant, files)?;
+    mounts(Object::root(document)?, grant, beside.files)?;
+    hooks(Object::root(document)?, beside.hooks)?;
     linux(Object::root(document)?, grant)
+}
+
+/// Completes the document of an exec session: environment, limit and capabilities as its container
+/// has them. `limits` are all limits of the container, for a session that names none: a runtime
+/// takes either the session's or the container's, never some of each.
+///
+/// # Errors
+/// As [`apply`].
+pub fn apply_process(
+    process: &mut Value,
+    grant: &Grant,
+    limits: &[Value],
+) -> Result<(), OciEditError> {
+    let mut session = Object::root(process)?;
+    if grant.memlock.is_some() {
+        let (own, _) = session.list("rlimits")?;
+        if own.is_empty() {
+            own.extend_from_slice(limits);
+        }
+    }
+    edit_process(session, grant)
+}
+
+/// A member of `object` whose name is `member` but for its case.
+pub fn differs_in_case<'a>(object: &'a Map<String, Value>, member: &str) -> Option<&'a str> {
+    let other = |found: &&String| *found != member && found.eq_ignore_ascii_case(member);
+    object.keys().find(other).map(String::as_str)
 }
 
 fn annotations(mut root: Object<'_>, digest: &str) -> Result<(), OciEditError> {
     root.object("annotations")?.set(MARKER, digest.into());
     Ok(())
-}
-
-/// Environment, limit and capabilities: what an exec session needs too, so the same edit serves
-/// its process document.
-///
-/// # Errors
-/// As [`apply`].
-pub fn apply_process(process: &mut Value, grant: &Grant) -> Result<(), OciEditError> {
-    edit_process(Object::root(process)?, grant)
 }
 
 fn process(mut root: Object<'_>, grant: &Grant) -> Result<(), OciEditError> {
@@ -99,29 +124,34 @@ fn edit_process(mut process: Object<'_>, grant: &Grant) -> Result<(), OciEditErr
         }
     }
     if let Some(memlock) = grant.memlock {
-        let (rlimits, _) = process.list("rlimits")?;
-        // The specification forbids two entries of a type: one stays, where the first one was.
-        let is_memlock =
-            |entry: &Value| entry.get("type").and_then(Value::as_str) == Some("RLIMIT_MEMLOCK");
-        let limit =
-            json!({ "type": "RLIMIT_MEMLOCK", "hard": memlock.hard(), "soft": memlock.bytes });
-        match rlimits.iter().position(is_memlock) {
-            Some(first) => {
-                rlimits[first]["hard"] = memlock.hard().into();
-                rlimits[first]["soft"] = memlock.bytes.into();
-                let mut index = 0;
-                rlimits.retain(|entry| {
-                    index += 1;
-                    index - 1 <= first || !is_memlock(entry)
-                });
-            }
-            None => rlimits.push(limit),
-        }
+        limit(process.list("rlimits")?.0, memlock);
     }
     if !grant.capabilities.is_empty() {
         capabilities(process, grant)?;
     }
     Ok(())
+}
+
+/// One entry for locked memory, where the first one was: the specification forbids two of a type.
+/// Nothing that is there is lowered; of several entries the last one counts.
+fn limit(rlimits: &mut Vec<Value>, memlock: MemlockGrant) {
+    let is_memlock =
+        |entry: &Value| entry.get("type").and_then(Value::as_str) == Some("RLIMIT_MEMLOCK");
+    let Some(first) = rlimits.iter().position(is_memlock) else {
+        let (hard, soft) = (memlock.hard(), memlock.bytes);
+        rlimits.push(json!({ "type": "RLIMIT_MEMLOCK", "hard": hard, "soft": soft }));
+        return;
+    };
+    let last = rlimits.iter().rfind(|entry| is_memlock(entry));
+    let present = |name: &str| last.and_then(|entry| entry.get(name)?.as_u64()).unwrap_or(0);
+    let (hard, soft) = (present("hard").max(memlock.hard()), present("soft").max(memlock.bytes));
+    rlimits[first]["hard"] = hard.into();
+    rlimits[first]["soft"] = soft.into();
+    let mut index = 0;
+    rlimits.retain(|entry| {
+        index += 1;
+        index - 1 <= first || !is_memlock(entry)
+    });
 }
 
 /// For a process that is not root a capability lasts through execve only when it is inheritable
@@ -146,33 +176,28 @@ fn capabilities(mut process: Object<'_>, grant: &Grant) -> Result<(), OciEditErr
     Ok(())
 }
 
-fn mounts(
-    mut root: Object<'_>,
-    grant: &Grant,
-    files: &[WrittenFile<'_>],
-) -> Result<(), OciEditError> {
-    if files.is_empty() && grant.mounts.is_empty() {
-        return Ok(());
-    }
-    let (mounts, _) = root.list("mounts")?;
-    let ours = files
-        .iter()
-        .map(|file| {
-            (file.source.to_string_lossy().into_owned(), file.destination.to_owned(), false)
-        })
-        .chain(
-            grant.mounts.iter().map(|m| (m.source.clone(), m.destination.clone(), m.executable)),
-        );
-    for (source, destination, executable) in ours {
-        let mut options = vec!["rbind", "rprivate", "ro", "nosuid", "nodev"];
-        if !executable {
-            options.push("noexec");
-        }
-        mounts.push(json!({
+fn mounts(mut root: Object<'_>, grant: &Grant, files: &[String]) -> Result<(), OciEditError> {
+    let written = grant.files.iter().zip(files).map(|(file, source)| (source, &file.path, false));
+    let named = grant.mounts.iter().map(|m| (&m.source, &m.destination, m.executable));
+    for (source, destination, executable) in written.chain(named) {
+        let options: Vec<&str> =
+            BIND.into_iter().filter(|option| *option != "noexec" || !executable).collect();
+        root.list("mounts")?.0.push(json!({
             "destination": destination,
             "type": "bind",
             "source": source,
             "options": options,
+        }));
+    }
+    Ok(())
+}
+
+fn hooks(mut root: Object<'_>, ours: &[Hook]) -> Result<(), OciEditError> {
+    for hook in ours {
+        root.object("hooks")?.list(hook.stage)?.0.push(json!({
+            "path": hook.path,
+            "args": hook.args,
+            "timeout": hook.timeout,
         }));
     }
     Ok(())
@@ -210,6 +235,7 @@ fn linux(mut root: Object<'_>, grant: &Grant) -> Result<(), OciEditError> {
     let mut resources = linux.object("resources")?;
     if !grant.devices.is_empty() {
         let (rules, _) = resources.list("devices")?;
+        // The last rule that matches counts, so these go behind what denies everything.
         for node in &grant.devices {
             rules.push(json!({
                 "allow": true,
@@ -262,11 +288,10 @@ impl<'a> Object<'a> {
         name: &'static str,
         empty: Value,
     ) -> Result<(&mut Value, String), OciEditError> {
-        let other = |found: &&String| *found != name && found.eq_ignore_ascii_case(name);
-        if let Some(found) = self.value.keys().find(other) {
+        if let Some(found) = differs_in_case(self.value, name) {
             return Err(OciEditError::Case {
                 at: self.at.clone(),
-                found: found.clone(),
+                found: found.to_owned(),
                 expected: name,
             });
         }
@@ -336,7 +361,7 @@ mod tests {
 
     fn edited(document: Value) -> Value {
         let mut document = document;
-        apply(&mut document, &grant(), &[], "d").unwrap();
+        apply(&mut document, &grant(), Beside::default()).unwrap();
         document
     }
 
@@ -349,7 +374,7 @@ mod tests {
         assert_eq!(document["linux"]["resources"]["devices"][1]["minor"], json!(260));
         assert_eq!(document["linux"]["resources"]["cpu"]["cpus"], json!("2-3"));
         assert_eq!(document["linux"]["resources"]["unified"]["rdma.max"], "mlx5_0 hca_handle=2");
-        assert_eq!(document["annotations"][MARKER], "d");
+        assert_eq!(document["annotations"][MARKER], json!(grant().digest()));
     }
 
     #[test]
@@ -392,7 +417,7 @@ mod tests {
             ),
         ] {
             let mut document = document;
-            let error = apply(&mut document, &grant(), &[], "d").unwrap_err();
+            let error = apply(&mut document, &grant(), Beside::default()).unwrap_err();
             assert_eq!(error.to_string(), expected);
         }
     }

@@ -4,7 +4,7 @@
 use super::environment::present;
 use super::nodes::covers;
 use super::{Case, GrantedFile, GrantedMount, Notes, TopologyFile, Variable};
-use crate::inventory::PciAddress;
+use crate::inventory::{PciAddress, PodView};
 use crate::request::{EnvFamily, is_unprintable};
 
 /// Where NCCL looks for its configuration.
@@ -24,7 +24,7 @@ pub(super) fn files(
     notes: &mut Notes,
 ) -> Vec<GrantedFile> {
     let mut files = Vec::new();
-    if !case.request.env.file {
+    if !case.request.env.file && !later(case) {
         return files;
     }
     let content = nccl_conf(case, variables);
@@ -44,6 +44,14 @@ pub(super) fn files(
         files.push(GrantedFile { path: MAP.to_owned(), content });
     }
     files
+}
+
+/// Whether the container is given nccl.conf without having asked for it: its addresses will be known
+/// only when its environment cannot be changed any more.
+fn later(case: &Case<'_>) -> bool {
+    let request = case.request;
+    let pending = matches!(case.pod, PodView::Pending { .. });
+    pending && request.container.nccl_conf_later && request.env.families.contains(&EnvFamily::Nccl)
 }
 
 /// The text of nccl.conf: a variable a line, with the container's own value where it sets one, so

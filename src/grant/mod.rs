@@ -7,6 +7,7 @@
 //! environment. Each part says what it decided, so that `explain` has nothing to work out.
 
 mod addresses;
+mod capabilities;
 mod check;
 mod claims;
 mod cpuset;
@@ -318,6 +319,7 @@ fn granted(case: &Case<'_>) -> Result<Grant, Refusal> {
         unified: limits::limit(case, &hcas, &mut notes)?,
         ..Grant::default()
     };
+    capabilities::remark(case, &hcas, &mut notes);
     cpuset::place(case, &hcas, &mut notes)?.into_grant(&mut grant);
     let placed = gid::choose(case, &hcas, &mut notes)?;
     finish(case, placed, &mut grant, &mut notes);

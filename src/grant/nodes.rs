@@ -7,7 +7,7 @@ use super::selection::link_of;
 use super::words::{list, refuse};
 use super::{Case, DeviceNode, Notes, Refusal};
 use crate::inventory::{CharDev, Hca};
-use crate::request::{Can, Key, Link, Mount, NodeKind, Requirement};
+use crate::request::{Can, CarrierPath, Key, Link, Mount, NodeKind, Requirement};
 
 /// Folder of the nodes, and those above it that may be mounted from the host.
 const FOLDER: &str = "/dev/infiniband";
@@ -111,12 +111,16 @@ fn complete(
         user.map(|uid| format!("that runs as uid {uid}"))
     };
     if let (Some(stranger), Some(mode)) = (stranger, device.mode.filter(|mode| mode & 6 != 6)) {
-        notes.warn(
-            "nodes",
-            format!(
-                "{path} has mode {mode:04o} on the node: a container {stranger} cannot open it"
-            ),
+        let why = format!(
+            "{path} has mode {mode:04o} on the node: a container {stranger} cannot open it"
         );
+        match case.request.carrier.path {
+            CarrierPath::Wrapper | CarrierPath::Hook if container.user_namespace => {
+                let remedy = "give it mode 0666 by a udev rule";
+                return Err(refuse(case.request, Key::Devices, format!("{why}; {remedy}")));
+            }
+            _ => notes.warn("nodes", why),
+        }
     }
     let what = if mounted { "a rule for" } else { "added" };
     notes.reason("nodes", format!("{what} {path} ({major}:{minor})"));

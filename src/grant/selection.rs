@@ -12,7 +12,7 @@ use super::gates::whose;
 use super::gpus;
 use super::words::{list, quote, refuse};
 use super::{Case, Notes, Refusal, claims, gid};
-use crate::inventory::{Hca, Home, LinkLayer, Nearness, NetnsMode, NodeType, PodView, Role};
+use crate::inventory::{Hca, Home, LinkLayer, Nearness, NetnsMode, Node, NodeType, PodView, Role};
 use crate::policy::wildcard;
 use crate::request::{Devices, Key, Link, NodeKind, Selector};
 
@@ -37,10 +37,12 @@ pub(super) fn select<'a>(case: &Case<'a>, notes: &mut Notes) -> Result<Vec<&'a H
         return Err(refuse(case.request, Key::Devices, "it names no device"));
     }
     notes.reason("devices", format!("given: {}", names(chosen.iter().copied())));
-    if case.node.netns_mode == NetnsMode::Shared && chosen.len() < case.node.hcas.len() {
+    let Node { hcas, unread, .. } = case.node;
+    if case.node.netns_mode == NetnsMode::Shared && chosen.len() < hcas.len() + unread.len() {
         let given: HashSet<&str> = chosen.iter().map(|hca| hca.name.as_str()).collect();
-        let others = case.node.hcas.iter().filter(|hca| !given.contains(hca.name.as_str()));
-        notes.reason("devices", format!("visible in sysfs, not accessible: {}", names(others)));
+        let others = hcas.iter().map(|hca| &hca.name).filter(|name| !given.contains(name.as_str()));
+        let others = list(others.chain(unread));
+        notes.reason("devices", format!("visible in sysfs, not accessible: {others}"));
     }
     if let Some(claim) = &case.request.claim {
         let held = names(claims::held(case, claim));

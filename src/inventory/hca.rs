@@ -6,6 +6,7 @@ use super::attribute::{Folder, Reader};
 use super::chardev::{Mads, Uverbs};
 use super::cpuset::CpuSet;
 use super::driver::{self, Signs};
+use super::focus::Focus;
 use super::gid;
 use super::interface::hexadecimal;
 use super::node::{Driver, Hca, Home, LinkLayer, NodeType, PciAddress, Port, PortState, Role};
@@ -61,13 +62,20 @@ pub(super) fn hcas(
     sys: &Folder,
     uverbs: &[Uverbs],
     mads: &Mads,
-) -> Vec<Found> {
+    focus: &Focus,
+) -> Hcas {
     let mut found: Vec<Found> = Vec::new();
+    let mut unread = Vec::new();
     let mut seen = HashSet::new();
     let class = reader.folder(sys, CLASS);
     if let Some(class) = &class {
         for name in reader.names(class) {
-            if let Some(hca) = present(reader, sys, class, &name, uverbs, mads) {
+            if !focus.adapter(&name) {
+                seen.insert(name.clone());
+                unread.push(name);
+            } else if let Some(hca) =
+                present(reader, sys, class, &name, Nodes { uverbs, mads }, focus)
+            {
                 seen.insert(name);
                 found.push(hca);
             }
@@ -83,14 +91,34 @@ pub(super) fn hcas(
         if seen.contains(&name) {
             continue;
         }
+        if !focus.adapter(&name) {
+            seen.insert(name.clone());
+            unread.push(name);
+            continue;
+        }
         let fresh = Uverbs { ibdev: name.clone(), ..device.clone() };
         let here = class.as_ref().and_then(|class| {
-            present(reader, sys, class, &name, std::slice::from_ref(&fresh), mads)
+            let nodes = Nodes { uverbs: std::slice::from_ref(&fresh), mads };
+            present(reader, sys, class, &name, nodes, focus)
         });
         found.push(here.unwrap_or_else(|| hidden(reader, sys, fresh, mads)));
         seen.insert(name);
     }
-    found
+    Hcas { found, unread }
+}
+
+/// What [`hcas`] has read, and whom it has left out.
+#[derive(Debug)]
+pub(super) struct Hcas {
+    pub(super) found: Vec<Found>,
+    pub(super) unread: Vec<String>,
+}
+
+/// The character devices of the node.
+#[derive(Debug, Clone, Copy)]
+struct Nodes<'a> {
+    uverbs: &'a [Uverbs],
+    mads: &'a Mads,
 }
 
 /// Reads an HCA of the class; `None` if it is gone.
@@ -99,8 +127,8 @@ fn present(
     sys: &Folder,
     class: &Folder,
     name: &str,
-    uverbs: &[Uverbs],
-    mads: &Mads,
+    Nodes { uverbs, mads }: Nodes<'_>,
+    focus: &Focus,
 ) -> Option<Found> {
     let at = reader.folder(class, name)?;
     // Every device has a node type: one without is going away, or is no device.
@@ -116,7 +144,7 @@ fn present(
         None => reader.text(&at, "parent").map(str::to_owned),
         Some(_) => None,
     };
-    let ports = ports(reader, &at, name, mads);
+    let ports = ports(reader, &at, name, mads, focus);
     if ports.is_empty() && reader.text(&at, "node_type").is_none() {
         return None;
     }
@@ -245,11 +273,11 @@ fn driver(hardware: Option<&Hardware>, has_parent: bool, node_type: Option<NodeT
 }
 
 /// Reads the ports of the HCA `name` whose folder is `at`.
-fn ports(reader: &mut Reader, at: &Folder, name: &str, mads: &Mads) -> Vec<Port> {
+fn ports(reader: &mut Reader, at: &Folder, name: &str, mads: &Mads, focus: &Focus) -> Vec<Port> {
     let Some(folder) = reader.folder(at, "ports") else { return Vec::new() };
     let mut ports = Vec::new();
     for number in reader.numbers(&folder) {
-        if let Some(mut port) = port(reader, &folder, number) {
+        if let Some(mut port) = port(reader, &folder, number, focus.gids(name), focus.pkeys) {
             if let Some((umad, issm)) = mads.get(&(name.to_owned(), number)) {
                 port.umad.clone_from(umad);
                 port.issm.clone_from(issm);
@@ -260,11 +288,13 @@ fn ports(reader: &mut Reader, at: &Folder, name: &str, mads: &Mads) -> Vec<Port>
     ports
 }
 
-fn port(reader: &mut Reader, ports: &Folder, number: u32) -> Option<Port> {
+fn port(reader: &mut Reader, ports: &Folder, number: u32, gids: bool, pkeys: bool) -> Option<Port> {
     let at = reader.folder(ports, &number.to_string())?;
-    let gid::Table { slots, used } = gid::table(reader, &at);
+    let gid::Table { slots, used } =
+        if gids { gid::table(reader, &at) } else { gid::Table::default() };
+    let folder = if pkeys { reader.folder(&at, "pkeys") } else { None };
     let mut pkeys = Vec::new();
-    if let Some(folder) = reader.folder(&at, "pkeys") {
+    if let Some(folder) = folder {
         for slot in reader.numbers(&folder) {
             let pkey = reader.parsed(&folder, &slot.to_string(), "a partition key", hexadecimal);
             pkeys.extend(pkey.and_then(|pkey| u16::try_from(pkey).ok()).filter(|&pkey| pkey != 0));

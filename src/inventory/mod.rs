@@ -12,6 +12,7 @@ mod driver;
 pub mod events;
 #[cfg(any(test, feature = "cli"))]
 pub mod fixture;
+mod focus;
 mod gid;
 mod gpu;
 mod hca;
@@ -33,6 +34,7 @@ mod tests;
 use std::path::PathBuf;
 
 pub use cpuset::CpuSet;
+pub use focus::Focus;
 pub use netlink_view::{NetlinkDevice, NetlinkPort, NetlinkView};
 pub use node::*;
 pub use pod::*;
@@ -46,8 +48,13 @@ use attribute::Reader;
 /// What is not there, or goes away while it is read, is absent from the snapshot; what is there
 /// and makes no sense is absent too, and named in [`Node::remarks`]. It does not fail.
 pub fn snapshot(roots: &Roots, netlink: Option<&NetlinkView>) -> Node {
+    part(roots, netlink, &Focus::EVERYTHING)
+}
+
+/// The part of the node that somebody wants to know about, as [`snapshot`].
+pub fn part(roots: &Roots, netlink: Option<&NetlinkView>, focus: &Focus) -> Node {
     let interfaces = netlink.and_then(|view| view.interfaces.as_deref());
-    let mut scan = sysfs::scan(&mut Reader::new(), roots, interfaces);
+    let mut scan = sysfs::scan(&mut Reader::new(), roots, interfaces, focus);
     if let Some(view) = netlink {
         merge::merge(&mut scan, view);
     }
@@ -81,6 +88,6 @@ pub fn gids(roots: &Roots, hca: &str) -> Vec<PortGids> {
 /// to look at it elsewhere.
 pub fn files(roots: &Roots) -> Vec<PathBuf> {
     let mut reader = Reader::recording();
-    sysfs::scan(&mut reader, roots, None);
+    sysfs::scan(&mut reader, roots, None, &Focus::EVERYTHING);
     reader.into_opened()
 }

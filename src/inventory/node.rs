@@ -18,6 +18,10 @@ use super::cpuset::CpuSet;
 pub struct Node {
     /// Every HCA, in PCI order, those without a PCI parent after them by name.
     pub hcas: Vec<Hca>,
+    /// Names of adapters that are there and were not read, since nobody wanted to know
+    /// ([`Focus`](super::Focus)).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<String>,
     /// `/dev/infiniband/rdma_cm`; `None` where `rdma_ucm` is not loaded.
     pub rdma_cm: Option<CharDev>,
     /// Whether RDMA devices are visible in every network namespace.

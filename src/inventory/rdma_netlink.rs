@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use super::focus::Focus;
 use super::netlink_view::{NetlinkDevice, NetlinkPort, NetlinkView};
 use super::node::{CharDev, NetnsMode, NodeType, PortState};
 use super::rtnetlink;
@@ -26,11 +27,19 @@ use crate::roots::Roots;
 /// When the devices cannot be listed: a list that is missing is not an empty one. Other questions
 /// that fail are remarks of the view.
 pub fn read(roots: &Roots) -> Result<Option<NetlinkView>, Error> {
+    read_part(roots, &Focus::EVERYTHING)
+}
+
+/// Reads as [`read`], of the devices only those that somebody wants to know about.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_part(roots: &Roots, focus: &Focus) -> Result<Option<NetlinkView>, Error> {
     if !roots.is_live() {
         return Ok(None);
     }
     let shown = Shown::read(&roots.sys);
-    let mut view = if shown.core { devices(&shown)? } else { NetlinkView::default() };
+    let mut view = if shown.core { devices(&shown, focus)? } else { NetlinkView::default() };
     match rtnetlink::read() {
         Ok(interfaces) => view.interfaces = Some(interfaces),
         Err(error) => view.remarks.push(error.to_string()),
@@ -38,9 +47,9 @@ pub fn read(roots: &Roots) -> Result<Option<NetlinkView>, Error> {
     Ok(Some(view))
 }
 
-fn devices(shown: &Shown) -> Result<NetlinkView, Error> {
+fn devices(shown: &Shown, focus: &Focus) -> Result<NetlinkView, Error> {
     match Socket::open() {
-        Ok(mut socket) => view(&mut socket, shown),
+        Ok(mut socket) => view(&mut socket, shown, focus),
         Err(Error::Absent { .. }) => Ok(NetlinkView::default()),
         Err(error) => Err(error),
     }
@@ -94,7 +103,7 @@ fn text(file: &Path) -> Option<String> {
     fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
 }
 
-fn view(socket: &mut Socket<Rdma>, shown: &Shown) -> Result<NetlinkView, Error> {
+fn view(socket: &mut Socket<Rdma>, shown: &Shown, focus: &Focus) -> Result<NetlinkView, Error> {
     let mut view = NetlinkView::default();
     match socket.system() {
         Ok(system) => {
@@ -106,7 +115,7 @@ fn view(socket: &mut Socket<Rdma>, shown: &Shown) -> Result<NetlinkView, Error> 
         }
         Err(error) => view.remarks.push(error.to_string()),
     }
-    for device in socket.devices()? {
+    for device in socket.devices()?.into_iter().filter(|device| focus.adapter(&device.name)) {
         match describe(socket, shown, device, &mut view.remarks) {
             Ok(device) => view.devices.push(device),
             Err(error) if vanished(&error) => {}

@@ -30,6 +30,12 @@ pub fn of_process(roots: &Roots, pid: u32) -> RuntimeLimits {
     })
 }
 
+/// Whether that process is in a user namespace of its own; one that cannot be looked at is not.
+pub fn in_user_namespace(roots: &Roots, pid: u32) -> bool {
+    let map = fs::read_to_string(roots.proc.join(pid.to_string()).join("uid_map"));
+    map.is_ok_and(|map| !is_initial(&map))
+}
+
 fn read(folder: &Path) -> io::Result<RuntimeLimits> {
     let Some((soft, hard)) = memlock(&fs::read_to_string(folder.join("limits"))?) else {
         return Ok(RuntimeLimits::default());

@@ -3,6 +3,7 @@
 use super::address;
 use super::attribute::{Folder, Reader};
 use super::chardev;
+use super::focus::Focus;
 use super::gpu;
 use super::hca::{self, Found};
 use super::interface::Links;
@@ -15,6 +16,7 @@ use crate::roots::Roots;
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     pub(super) hcas: Vec<Found>,
+    pub(super) unread: Vec<String>,
     pub(super) links: Links,
     /// The host's interfaces: those of `links`, or what rtnetlink said.
     pub(super) interfaces: Vec<Interface>,
@@ -29,7 +31,12 @@ pub(super) struct Scan {
 /// Reads everything; of the interfaces only what `interfaces`, which rtnetlink told, does not
 /// have. Nothing there is an empty scan, not an error: a machine without RDMA has no
 /// `class/infiniband` at all.
-pub(super) fn scan(reader: &mut Reader, roots: &Roots, interfaces: Option<&[Interface]>) -> Scan {
+pub(super) fn scan(
+    reader: &mut Reader,
+    roots: &Roots,
+    interfaces: Option<&[Interface]>,
+    focus: &Focus,
+) -> Scan {
     let Some(sys) = reader.open(&roots.sys) else {
         let remarks = vec![format!("{}: no sysfs there", roots.sys.display())];
         return Scan { remarks, ..Scan::default() };
@@ -38,14 +45,15 @@ pub(super) fn scan(reader: &mut Reader, roots: &Roots, interfaces: Option<&[Inte
     // listed here and is not found there is looked at again.
     let uverbs = chardev::uverbs(reader, &sys);
     let mads = chardev::mads(reader, &sys);
-    let hcas = hca::hcas(reader, &sys, &uverbs, &mads);
+    let hca::Hcas { found: hcas, unread } = hca::hcas(reader, &sys, &uverbs, &mads, focus);
     let links = Links::read(reader, &sys, interfaces.unwrap_or_default());
     let processors = numa::processors(reader, &sys);
-    let gpus = gpu::gpus(reader, &sys, &roots.proc);
+    let gpus = if focus.gpus { gpu::gpus(reader, &sys, &roots.proc) } else { Vec::new() };
     let gpudirect = gpu::direct(reader, &sys, &roots.proc, &gpus);
     let mut scan = Scan {
         interfaces: Vec::new(),
         hcas,
+        unread,
         links,
         rdma_cm: chardev::rdma_cm(reader, &sys),
         netns_mode: netns_mode(reader, &sys),
@@ -134,6 +142,7 @@ impl Scan {
         }
         Node {
             hcas: hcas.into_iter().map(|found| found.hca).collect(),
+            unread: self.unread,
             rdma_cm: self.rdma_cm,
             netns_mode: self.netns_mode,
             numa: self.processors.numa,

@@ -1,7 +1,7 @@
 //! Reading a document so that nothing is lost when it is written again.
 //!
-//! Go's readers match member names regardless of case and take the last of two, ours take them to
-//! the letter: a document in which the two would see different things is refused rather than
+//! Go's readers take the last of two members of one name, and match names regardless of case; ours
+//! does neither. A document in which the two would see different things is refused rather than
 //! guessed at.
 
 use std::fmt;
@@ -19,9 +19,12 @@ pub enum JsonError {
     /// It is too long.
     #[error("{0} bytes of JSON are more than the {LONGEST} that are read")]
     TooLong(usize),
-    /// It is not JSON, or two members of an object have names that a Go program takes for one.
+    /// It is not JSON, or two members of an object have one name.
     #[error("{0}")]
     Syntax(#[from] serde_json::Error),
+    /// A member has a name that a Go program takes for another.
+    #[error("the member {0} differs from one of the specification only in case")]
+    Case(String),
     /// It is JSON, but not an object.
     #[error("the document is no JSON object")]
     NoObject,
@@ -30,8 +33,8 @@ pub enum JsonError {
 /// Reads a document. Order, unknown members and integers up to `u64::MAX` are kept.
 ///
 /// # Errors
-/// Text that is no JSON object, is longer than [`LONGEST`], or has two members of one object whose
-/// names are equal but for case.
+/// Text that is no JSON object, is longer than [`LONGEST`], or has two members of one object with
+/// one name.
 pub fn read(text: &[u8]) -> Result<Value, JsonError> {
     if text.len() > LONGEST {
         return Err(JsonError::TooLong(text.len()));

@@ -5,6 +5,9 @@
 //!             cmdline   what is wanted of a runtime
 //!             document  a file that is replaced as a whole, or not at all
 //!             json      its text, so that nothing is lost
+//!             container what it says of a container
+//!             admit     the decision; survey reads what it needs of the node
+//!             create, exec  the two edits
 //!             runtime   the real one, which takes our place
 //! engine ── rdma-ctk-hook ACTION ──► hook
 //! ```
@@ -12,19 +15,30 @@
 //! Whatever the wrapper is called for, it ends by becoming the real runtime, with the same
 //! arguments, descriptors, environment and working directory.
 
+pub mod admit;
 pub mod cmdline;
+pub mod container;
+mod create;
 pub mod document;
+mod exec;
 pub mod hook;
+pub mod image;
 mod journal;
 pub mod json;
+mod ledger;
+pub mod quick;
 pub mod report;
 pub mod runtime;
+pub mod survey;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use crate::roots::Roots;
+use cmdline::Action;
 use report::Reporter;
 
 /// The name under which the program is the hook; under every other it is the wrapper.
@@ -86,9 +100,20 @@ fn is_hook(called: &OsStr) -> bool {
 fn wrapper(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode {
     let line = cmdline::parse(arguments);
     let reporter = Reporter::new(&surroundings.roots, &line);
-    let failed = match runtime::find(surroundings) {
+    let done = match &line.action {
+        Action::Start(start) => create::edit(surroundings, &line, start, &reporter),
+        Action::Exec { process, id } => {
+            // A session that lacks the variables is better than none.
+            if let Err(problem) = exec::complete(surroundings, &line, process, id.as_deref()) {
+                reporter.warn(&format!("the exec session lacks what was granted: {problem}"));
+            }
+            Ok(())
+        }
+        Action::Pass => Ok(()),
+    };
+    let failed = match done.and_then(|()| Ok(runtime::find(surroundings)?)) {
         Ok(runtime) => OciError::from(runtime::become_it(&runtime, arguments)),
-        Err(problem) => problem.into(),
+        Err(problem) => problem,
     };
     reporter.fail(&failed.to_string());
     ExitCode::FAILURE

@@ -438,6 +438,9 @@ pub struct Container {
     pub cpu_shares: Option<u64>,
     /// CDI names that were injected.
     pub cdi: Vec<String>,
+    /// A file bound at `/etc/nccl.conf` can be filled in once the container's network is there, and
+    /// hides none of the image's.
+    pub nccl_conf_later: bool,
     /// The container already carries a grant of ours (annotation in its document).
     pub granted_before: bool,
 }

@@ -3,6 +3,8 @@
 //! An OCI hook reads the container's state from standard input, podman's `precreate` the whole
 //! document. One file an action, one row each in [`ACTIONS`].
 
+mod network;
+mod precreate;
 pub mod state;
 
 use std::ffi::OsString;
@@ -21,8 +23,16 @@ struct Action {
 }
 
 /// What the hook can be called for.
-const ACTIONS: &[Action] =
-    &[Action { name: "version", about: "say which version this is", run: version }];
+const ACTIONS: &[Action] = &[
+    Action { name: "precreate", about: "podman, before a start", run: precreate::run },
+    Action {
+        name: "createRuntime",
+        about: "once there are namespaces",
+        run: network::create_runtime,
+    },
+    Action { name: "poststop", about: "when a container is gone", run: network::poststop },
+    Action { name: "version", about: "say which version this is", run: version },
+];
 
 /// Why a hook could not do its work.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,410 @@
+//! What an OCI document says of a container, as the request wants it.
+//!
+//! Who the container's pod is, is told by annotations that the engine sets itself, after those which
+//! it hands on from the pod: containerd's by names of its own, CRI-O's by others. A tenant can write
+//! the names of the engine that is not there, so a document with both kinds names nobody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::edit::oci::differs_in_case;
+use crate::inventory::CpuSet;
+use crate::request::{Container, Device, Limit, Mount, Pod};
+
+/// Names by which one engine tells whose a container is.
+struct Names {
+    uid: &'static str,
+    pod: &'static str,
+    namespace: &'static str,
+    container: &'static str,
+    kind: &'static str,
+}
+
+/// containerd's CRI (`pkg/cri/annotations`).
+const CONTAINERD: Names = Names {
+    uid: "io.kubernetes.cri.sandbox-uid",
+    pod: "io.kubernetes.cri.sandbox-name",
+    namespace: "io.kubernetes.cri.sandbox-namespace",
+    container: "io.kubernetes.cri.container-name",
+    kind: "io.kubernetes.cri.container-type",
+};
+
+/// CRI-O, which writes the kubelet's labels into the document (`pkg/annotations`).
+const CRIO: Names = Names {
+    uid: "io.kubernetes.pod.uid",
+    pod: "io.kubernetes.pod.name",
+    namespace: "io.kubernetes.pod.namespace",
+    container: "io.kubernetes.container.name",
+    kind: "io.kubernetes.cri-o.ContainerType",
+};
+
+/// The kubelet's labels as CRI-O writes them last, in one JSON text.
+const CRIO_LABELS: &str = "io.kubernetes.cri-o.Labels";
+/// nerdctl's name for a container.
+const NERDCTL_NAME: &str = "nerdctl/name";
+/// The annotation by which containers carry CDI names.
+const CDI: &str = "cdi.k8s.io/";
+/// Members that are read, by the objects that they are in.
+const MEMBERS: [(&str, &[&str]); 4] = [
+    ("", &["annotations", "hooks", "linux", "mounts", "process", "root"]),
+    ("/process", &["args", "capabilities", "env", "rlimits", "user"]),
+    ("/linux", &["cgroupsPath", "devices", "namespaces", "resources"]),
+    ("/linux/resources", &["cpu", "devices", "unified"]),
+];
+
+/// The document's annotations; members that are no strings are left out.
+pub fn annotations(document: &Value) -> BTreeMap<String, String> {
+    let Some(members) = document.get("annotations").and_then(Value::as_object) else {
+        return BTreeMap::new();
+    };
+    members
+        .iter()
+        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+        .collect()
+}
+
+/// The member, as a JSON pointer, whose name differs from one that is read here only in case: a
+/// runtime in Go would read it, and other readers not. `None`: there is none.
+pub fn ambiguous(document: &Value) -> Option<String> {
+    MEMBERS.iter().find_map(|(at, members)| {
+        let object = document.pointer(at)?.as_object()?;
+        let found = members.iter().find_map(|member| differs_in_case(object, member))?;
+        Some(format!("{at}/{found}"))
+    })
+}
+
+/// Whether the document is that of a pod's sandbox, which runs no program of the tenant.
+pub fn is_sandbox(annotations: &BTreeMap<String, String>) -> bool {
+    [CONTAINERD.kind, CRIO.kind]
+        .iter()
+        .any(|key| annotations.get(*key).is_some_and(|k| k == "sandbox"))
+}
+
+/// Where a container's network is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Network {
+    /// It is the host's.
+    Host,
+    /// A namespace under this path.
+    Own(PathBuf),
+    /// One that the runtime makes, and that the engine fills afterwards.
+    Later,
+}
+
+/// Where the container's network is.
+pub fn network(document: &Value) -> Network {
+    let namespace = list(&document["linux"]["namespaces"]).find(|ns| ns["type"] == "network");
+    match namespace.map(|namespace| namespace["path"].as_str().unwrap_or_default()) {
+        None => Network::Host,
+        Some("") => Network::Later,
+        Some(path) => Network::Own(path.into()),
+    }
+}
+
+/// What is known of a container beside its document.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Beside<'a> {
+    /// Its identifier.
+    pub id: &'a str,
+    /// Locked-memory limit of the process that starts it, soft, in bytes.
+    pub inherited: Option<u64>,
+    /// The runtime handler that stands for the wrapper in the admin's configuration.
+    pub handler: &'a str,
+    /// We ourselves are in a user namespace, and so will the container be.
+    pub user_namespace: bool,
+    /// It carries a grant already.
+    pub granted_before: bool,
+}
+
+/// Somebody else's word for who the container is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the container has annotations of two engines ({0} and {1}): whose it is cannot be told; take \
+     those out of the pod that it sets itself"
+)]
+pub struct TwoEngines(&'static str, &'static str);
+
+/// Reads a container out of a document.
+///
+/// # Errors
+/// Two engines say whose it is.
+pub fn read(
+    document: &Value,
+    annotations: &BTreeMap<String, String>,
+    beside: &Beside<'_>,
+) -> Result<Container, TwoEngines> {
+    let process = &document["process"];
+    let linux = &document["linux"];
+    let namespaces: Vec<&Value> = list(&linux["namespaces"]).collect();
+    let namespace = |kind: &str| namespaces.iter().any(|ns| ns["type"] == kind);
+    let cpu = &linux["resources"]["cpu"];
+    let set = |name: &str| {
+        cpu[name].as_str().filter(|set| !set.is_empty()).and_then(|set| set.parse::<CpuSet>().ok())
+    };
+    let (name, pod) = whose(annotations, beside)?;
+    Ok(Container {
+        id: beside.id.to_owned(),
+        name,
+        pod: Pod { host_network: !namespace("network"), ..pod },
+        uid: process["user"]["uid"].as_u64().and_then(|uid| u32::try_from(uid).ok()),
+        user_namespace: beside.user_namespace || namespace("user"),
+        args: list(&process["args"]).filter_map(Value::as_str).map(str::to_owned).collect(),
+        env: list(&process["env"])
+            .filter_map(Value::as_str)
+            .map(|entry| entry.split_once('=').unwrap_or((entry, "")))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect(),
+        mounts: list(&document["mounts"]).map(mount).collect(),
+        devices: list(&linux["devices"]).filter_map(device).collect(),
+        all_devices: allows_everything(&linux["resources"]["devices"]),
+        capabilities: process["capabilities"]["bounding"].as_array().map(|set| {
+            set.iter()
+                .filter_map(Value::as_str)
+                .map(|name| name.strip_prefix("CAP_").unwrap_or(name).to_owned())
+                .collect::<BTreeSet<_>>()
+        }),
+        memlock: list(&process["rlimits"])
+            .rfind(|entry| entry["type"] == "RLIMIT_MEMLOCK")
+            .and_then(|entry| entry["soft"].as_u64())
+            .map_or(Limit::Inherited(beside.inherited), Limit::Own),
+        memlock_hard: list(&process["rlimits"])
+            .rfind(|entry| entry["type"] == "RLIMIT_MEMLOCK")
+            .and_then(|entry| entry["hard"].as_u64()),
+        cpus: set("cpus"),
+        mems: set("mems"),
+        cpu_limit_milli: cpu_limit(cpu),
+        cpu_shares: cpu["shares"].as_u64(),
+        cdi: cdi(annotations),
+        granted_before: beside.granted_before,
+        ..Container::default()
+    })
+}
+
+/// The container's name and its pod; outside Kubernetes it is its own pod.
+fn whose(
+    annotations: &BTreeMap<String, String>,
+    beside: &Beside<'_>,
+) -> Result<(String, Pod), TwoEngines> {
+    let has = |names: &'static Names| {
+        [names.kind, names.namespace].into_iter().find(|key| annotations.contains_key(*key))
+    };
+    let labels: BTreeMap<String, String>;
+    let (names, annotations) = match (has(&CONTAINERD), has(&CRIO)) {
+        (Some(one), Some(other)) => return Err(TwoEngines(one, other)),
+        (None, Some(_)) => {
+            // The same names as annotations may be the pod's own.
+            let text = annotations.get(CRIO_LABELS).map_or("{}", String::as_str);
+            labels = serde_json::from_str(text).unwrap_or_default();
+            let known = labels.contains_key(CRIO.namespace);
+            (&CRIO, if known { &labels } else { annotations })
+        }
+        (_, None) => (&CONTAINERD, annotations),
+    };
+    let named = |key: &str| annotations.get(key).cloned();
+    let own = || beside.id.to_owned();
+    let pod = Pod {
+        uid: named(names.uid).unwrap_or_else(own),
+        name: named(names.pod).unwrap_or_else(own),
+        namespace: named(names.namespace).unwrap_or_default(),
+        runtime_handler: beside.handler.to_owned(),
+        ..Pod::default()
+    };
+    let name = named(names.container).or_else(|| named(NERDCTL_NAME)).unwrap_or_else(own);
+    Ok((name, pod))
+}
+
+fn cdi(annotations: &BTreeMap<String, String>) -> Vec<String> {
+    let values = annotations.iter().filter(|(key, _)| key.starts_with(CDI));
+    let names = values.flat_map(|(_, names)| names.split(',')).map(str::trim);
+    names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+fn list(value: &Value) -> impl DoubleEndedIterator<Item = &Value> {
+    value.as_array().map(Vec::as_slice).unwrap_or_default().iter()
+}
+
+fn mount(entry: &Value) -> Mount {
+    let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+    let bind = list(&entry["options"]).any(|option| option == "bind" || option == "rbind");
+    Mount {
+        destination: text("destination"),
+        source: text("source"),
+        kind: if bind { "bind".to_owned() } else { text("type") },
+    }
+}
+
+fn device(entry: &Value) -> Option<Device> {
+    let number = |name: &str| entry[name].as_u64().and_then(|number| u32::try_from(number).ok());
+    Some(Device {
+        path: entry["path"].as_str()?.to_owned(),
+        major: number("major")?,
+        minor: number("minor")?,
+    })
+}
+
+/// The last rule that speaks of every device of every kind decides; the kernel's default is no.
+fn allows_everything(rules: &Value) -> bool {
+    list(rules)
+        .rfind(|rule| {
+            let any = |name: &str| rule.get(name).is_none_or(|v| v.is_null() || v == -1);
+            let every_kind =
+                rule.get("type").is_none_or(|kind| kind.is_null() || kind == "" || kind == "a");
+            every_kind && any("major") && any("minor")
+        })
+        .is_some_and(|rule| rule["allow"] == true)
+}
+
+/// Quota over period in thousandths of a CPU.
+fn cpu_limit(cpu: &Value) -> Option<u64> {
+    let quota = cpu["quota"].as_u64().filter(|quota| *quota > 0)?;
+    let period = cpu["period"].as_u64().filter(|period| *period > 0).unwrap_or(100_000);
+    quota.checked_mul(1000).map(|milli| milli / period)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn container(document: Value) -> Container {
+        let beside =
+            Beside { id: "c1", inherited: Some(8 << 20), handler: "rdma", ..Beside::default() };
+        read(&document, &annotations(&document), &beside).unwrap()
+    }
+
+    #[test]
+    fn an_empty_document_is_a_plain_container_on_the_hosts_network() {
+        let container = container(json!({}));
+        assert_eq!((container.name.as_str(), container.pod.uid.as_str()), ("c1", "c1"));
+        assert_eq!(container.pod.runtime_handler, "rdma");
+        assert!(container.pod.host_network && !container.all_devices && !container.granted_before);
+        assert_eq!(container.memlock, Limit::Inherited(Some(8 << 20)));
+    }
+
+    #[test]
+    fn a_containerd_document_names_its_pod() {
+        let container = container(json!({
+            "annotations": {
+                "io.kubernetes.cri.container-name": "trainer",
+                "io.kubernetes.cri.sandbox-uid": "u",
+                "io.kubernetes.cri.sandbox-name": "p",
+                "io.kubernetes.cri.sandbox-namespace": "ml",
+                "cdi.k8s.io/x": "nvidia.com/gpu=0, nvidia.com/gpu=1",
+            },
+            "process": {
+                "user": { "uid": 1000 },
+                "env": ["A=b=c", "D"],
+                "rlimits": [{ "type": "RLIMIT_MEMLOCK", "soft": 1, "hard": 2 }],
+                "capabilities": { "bounding": ["CAP_IPC_LOCK"] },
+            },
+            "mounts": [
+                { "destination": "/dev/infiniband", "source": "/dev/infiniband", "options": ["rbind"] },
+            ],
+            "linux": {
+                "namespaces": [{ "type": "network" }, { "type": "user" }],
+                "devices": [
+                    { "path": "/dev/infiniband/uverbs0", "major": 231, "minor": 192 },
+                    { "path": 1 },
+                ],
+                "resources": {
+                    "cpu": { "cpus": "0-3", "quota": 150000, "period": 100000, "shares": 1024 },
+                },
+            },
+        }));
+        assert_eq!(container.name, "trainer");
+        assert_eq!(container.pod.namespace, "ml");
+        assert!(!container.pod.host_network && container.user_namespace);
+        assert_eq!(container.env, [("A".into(), "b=c".into()), ("D".into(), String::new())]);
+        assert_eq!(container.memlock, Limit::Own(1));
+        assert_eq!(container.capabilities.unwrap().len(), 1);
+        assert_eq!(container.mounts[0].kind, "bind");
+        assert_eq!(container.devices.len(), 1);
+        assert_eq!(container.cpu_limit_milli, Some(1500));
+        assert_eq!(container.cdi, ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]);
+    }
+
+    #[test]
+    fn a_tenant_cannot_name_another_namespace() {
+        let labels = r#"{"io.kubernetes.pod.namespace":"mine","io.kubernetes.container.name":"c"}"#;
+        // CRI-O hands every annotation of a pod on.
+        let crio = json!({ "annotations": {
+            "io.kubernetes.cri-o.ContainerType": "container",
+            "io.kubernetes.cri-o.Labels": labels,
+            "io.kubernetes.pod.namespace": "admins",
+        }});
+        let found = container(crio);
+        assert_eq!((found.pod.namespace.as_str(), found.name.as_str()), ("mine", "c"));
+        let both = json!({ "annotations": {
+            "io.kubernetes.cri-o.ContainerType": "container",
+            "io.kubernetes.cri-o.Labels": labels,
+            "io.kubernetes.cri.sandbox-namespace": "admins",
+        }});
+        let error = read(&both, &annotations(&both), &Beside::default()).unwrap_err();
+        assert!(error.to_string().contains("annotations of two engines"), "{error}");
+    }
+
+    #[test]
+    fn sandboxes_are_known_by_both_engines_words() {
+        for (key, value, expected) in [
+            ("io.kubernetes.cri.container-type", "sandbox", true),
+            ("io.kubernetes.cri-o.ContainerType", "sandbox", true),
+            ("io.kubernetes.cri.container-type", "container", false),
+            ("devices.rdma-ctk.io", "sandbox", false),
+        ] {
+            let annotations = BTreeMap::from([(key.to_owned(), value.to_owned())]);
+            assert_eq!(is_sandbox(&annotations), expected, "{key}={value}");
+        }
+    }
+
+    #[test]
+    fn the_network_is_the_hosts_a_paths_or_made_later() {
+        for (namespaces, expected) in [
+            (json!([]), Network::Host),
+            (json!([{ "type": "pid" }]), Network::Host),
+            (json!([{ "type": "network" }]), Network::Later),
+            (json!([{ "type": "network", "path": "" }]), Network::Later),
+            (
+                json!([{ "type": "network", "path": "/proc/7/ns/net" }]),
+                Network::Own("/proc/7/ns/net".into()),
+            ),
+        ] {
+            let document = json!({ "linux": { "namespaces": namespaces } });
+            assert_eq!(network(&document), expected, "{namespaces}");
+        }
+    }
+
+    #[test]
+    fn names_that_only_a_go_program_would_know_are_found() {
+        for (document, found) in [
+            (json!({ "annotations": {}, "process": { "env": [] } }), None),
+            (json!({ "Annotations": {} }), Some("/Annotations")),
+            (json!({ "process": { "RLIMITS": [] } }), Some("/process/RLIMITS")),
+            (
+                json!({ "linux": { "resources": { "Devices": [] } } }),
+                Some("/linux/resources/Devices"),
+            ),
+            (json!({ "annotations": { "Process": "x" } }), None),
+            (json!([]), None),
+        ] {
+            assert_eq!(ambiguous(&document).as_deref(), found, "{document}");
+        }
+    }
+
+    #[test]
+    fn only_a_last_rule_for_everything_makes_a_container_privileged() {
+        for (rules, expected) in [
+            (json!(null), false),
+            (json!([{ "allow": false, "access": "rwm" }]), false),
+            (json!([{ "allow": false }, { "allow": true, "access": "rwm" }]), true),
+            (json!([{ "allow": true, "type": "a", "major": -1, "minor": -1 }]), true),
+            (json!([{ "allow": true }, { "allow": false }]), false),
+            (json!([{ "allow": true, "type": "c", "access": "m" }]), false),
+            (json!([{ "allow": true, "type": "c", "major": 1, "minor": 3 }]), false),
+        ] {
+            assert_eq!(allows_everything(&rules), expected, "{rules}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! `exec --process FILE`: an engine makes that document from the container's as it was before the
+//! wrapper, so that variables, capabilities and limits are missing in it.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use super::cmdline::CommandLine;
+use super::document::{Document, DocumentError};
+use super::ledger::{Ledger, key};
+use super::{OciError, Surroundings, json};
+use crate::edit::oci::apply_process;
+use crate::inventory::runtime_limits::in_user_namespace;
+use crate::records::Verdict;
+
+/// Completes the process document by what the container was granted.
+pub(super) fn complete(
+    surroundings: &Surroundings<'_>,
+    line: &CommandLine,
+    process: &Path,
+    id: Option<&OsStr>,
+) -> Result<(), OciError> {
+    let Some(id) = id else { return Ok(()) };
+    let user = !nix::unistd::geteuid().is_root()
+        || in_user_namespace(&surroundings.roots, std::process::id());
+    let ledger = Ledger::of(surroundings, user);
+    let Some(entry) = ledger.read(&key(line.root.as_deref(), id))? else { return Ok(()) };
+    let Verdict::Granted { grant } = &entry.record.verdict else { return Ok(()) };
+    let document = Document::read(process)?;
+    let at = || document.path().to_owned();
+    document.check()?;
+    let mut value = json::read(&document.text)
+        .map_err(|source| DocumentError::Syntax { path: at(), source })?;
+    apply_process(&mut value, grant, &entry.limits)
+        .map_err(|source| DocumentError::Shape { path: at(), source })?;
+    let text = serde_json::to_vec(&value)
+        .map_err(|problem| DocumentError::Syntax { path: at(), source: problem.into() })?;
+    Ok(document.replace(&text)?)
+}

@@ -1,0 +1,202 @@
+//! `createRuntime` and `poststop`: what can only be done once the container's network is there, and
+//! what has to go when the container goes.
+//!
+//! The wrapper adds both to the documents that it edits and names its record. Where an engine sets up
+//! the network in a hook of its own, after the document was read (nerdctl, docker), the addresses are
+//! not known at the edit: the container is given an nccl.conf then, which is filled in here, in place.
+//!
+//! From a file of an engine's hooks folder `createRuntime` is called without a record, and is a gate:
+//! a container that asks and carries no grant does not start.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::super::OciError;
+use super::super::container::{self, Beside};
+use super::super::ledger::{Entry, Ledger};
+use super::state::{LONGEST, State};
+use super::{Call, HookError};
+use crate::grant::{Grant, Inventory, Outcome, decide};
+use crate::inventory::{self, Focus, PodView, rdma_netlink};
+use crate::netns::pod_view;
+use crate::policy::{self, OnRefusal};
+use crate::records::Verdict;
+use crate::request::{Carrier, Devices, Key, MARKER, Selector, mentions_us, parse};
+
+/// How long GIDs of new addresses are waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// `createRuntime`
+pub(super) fn create_runtime(call: &Call<'_>) -> Result<(), OciError> {
+    let state = State::parse(&call.input(LONGEST)?)?;
+    let Some(record) = &call.record else { return gate(call, &state) };
+    let Some((ledger, key)) = Ledger::around(record) else { return Ok(()) };
+    let Some(entry) = ledger.read(&key)? else { return Ok(()) };
+    if state.pid == 0 || entry.request.is_none() {
+        return Ok(());
+    }
+    // The container can do without: it would be as if its network had no addresses yet.
+    match fill(call, &ledger, &key, &entry, &state) {
+        Ok(()) => call.note(&format!("container {}: its network is in its nccl.conf", state.id)),
+        Err(why) => {
+            call.warn(&format!("container {}: its nccl.conf stays as it was: {why}", state.id))
+        }
+    }
+    Ok(())
+}
+
+/// Decides again with the network that there is now, and writes the files anew.
+fn fill(
+    call: &Call<'_>,
+    ledger: &Ledger,
+    key: &str,
+    entry: &Entry,
+    state: &State,
+) -> Result<(), String> {
+    let roots = &call.surroundings.roots;
+    let (Some(request), Verdict::Granted { grant }) = (&entry.request, &entry.record.verdict)
+    else {
+        return Ok(());
+    };
+    let policy = policy::load(roots).map_err(|problem| problem.to_string())?;
+    let names: BTreeSet<String> =
+        grant.adapters.iter().map(|adapter| adapter.name.clone()).collect();
+    let focus =
+        Focus { adapters: Some(names.clone()), gids: Some(names), gpus: true, pkeys: false };
+    let view = rdma_netlink::read_part(roots, &focus).unwrap_or_default();
+    let node = inventory::part(roots, view.as_ref(), &focus);
+    let path = Path::new("/proc").join(state.pid.to_string()).join("ns/net");
+    let network = pod_view(roots, &path, &node, PATIENCE);
+    if let PodView::Unknown { reason } | PodView::Pending { reason } = &network {
+        return Err(reason.clone());
+    }
+    let mut request = request.clone();
+    // Adapters are settled; a count would spread over those that were read.
+    request.devices = Some(Devices::Select(
+        grant.adapters.iter().map(|adapter| Selector::Name(adapter.name.clone())).collect(),
+    ));
+    request.env.file = true;
+    let decided = decide(&request, &Inventory::of(&node, &network), &policy);
+    let (Outcome::Granted(now), before) = (decided, grant) else {
+        return Err("the decision is another one now".to_owned());
+    };
+    if !same_adapters(&now, before) {
+        return Err("the decision is about other adapters now".to_owned());
+    }
+    for file in now.files.iter().filter(|file| before.files.iter().any(|b| b.path == file.path)) {
+        ledger.file(key, file).map_err(|problem| problem.to_string())?;
+    }
+    Ok(())
+}
+
+fn same_adapters(one: &Grant, other: &Grant) -> bool {
+    let names = |grant: &Grant| -> Vec<String> {
+        grant.adapters.iter().map(|adapter| adapter.name.clone()).collect()
+    };
+    names(one) == names(other)
+}
+
+/// Refuses a container that asks and was made without us. Whether the mark that a container carries
+/// is genuine is not known here; a forged one only keeps its pod from being told.
+fn gate(call: &Call<'_>, state: &State) -> Result<(), OciError> {
+    let Some(annotations) = &state.annotations else { return Ok(()) };
+    if !mentions_us(annotations.keys())
+        || annotations.contains_key(MARKER)
+        || container::is_sandbox(annotations)
+    {
+        return Ok(());
+    }
+    let refused = |sentence: String| Err(OciError::Refused { sentence });
+    let policy = match policy::load(&call.surroundings.roots) {
+        Ok(policy) => policy,
+        Err(problem) => return refused(format!("the policy is broken: {problem}")),
+    };
+    let beside = Beside { id: &state.id, ..Beside::default() };
+    let read = container::read(&Value::Null, annotations, &beside);
+    let container = match read {
+        Ok(container) => container,
+        Err(problem) => return refused(problem.to_string()),
+    };
+    let pod = container.pod.clone();
+    let sentence = match parse(annotations, container, Carrier::default(), &policy, None) {
+        Ok(request) if !request.asks() => return Ok(()),
+        Ok(request) => {
+            let asked = request.asked_by.get(&Key::Devices);
+            let asked = asked.or_else(|| request.asked_by.get(&Key::Smc));
+            let asked = asked.map_or_else(String::new, |asked| {
+                format!("{}={}: ", asked.annotation, asked.value)
+            });
+            format!(
+                "{asked}the container carries no grant: neither the NRI plugin nor the runtime \
+                 wrapper has seen it, and it has no RDMA"
+            )
+        }
+        Err(problem) => problem.to_string(),
+    };
+    if policy.allowance(&pod).on_refusal == OnRefusal::Warn {
+        call.warn(&format!("starts without, as policy says: {sentence}"));
+        return Ok(());
+    }
+    refused(sentence)
+}
+
+/// `poststop`: the container's record and files go.
+pub(super) fn poststop(call: &Call<'_>) -> Result<(), OciError> {
+    // Read to its end, so that the runtime does not write to nobody.
+    State::parse(&call.input(LONGEST)?)?;
+    let Some(record) = &call.record else { return Ok(()) };
+    match Ledger::around(record) {
+        Some((ledger, key)) => Ok(ledger.remove(&key)?),
+        None => Err(HookError::Usage {
+            what: format!("{} is no record", record.display()),
+            actions: "createRuntime, poststop".to_owned(),
+        }
+        .into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::Surroundings;
+    use super::*;
+    use crate::roots::Roots;
+
+    fn gated(annotations: &[(&str, &str)]) -> Option<String> {
+        let state = State {
+            id: "c1".into(),
+            annotations: Some(
+                annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            ),
+            ..State::default()
+        };
+        let roots = Roots::below("/nowhere".as_ref());
+        let surroundings = Surroundings { roots, variable: &|_| None };
+        let call = Call { surroundings: &surroundings, from: None, record: None };
+        gate(&call, &state).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_container_that_asks_and_carries_nothing_does_not_start() {
+        let asks = ("devices.rdma-ctk.io", "all");
+        assert!(
+            gated(&[asks]).unwrap().starts_with("devices.rdma-ctk.io=all: the container carries")
+        );
+        for annotations in [
+            &[][..],
+            &[("other.example", "x")],
+            &[asks, ("io.kubernetes.cri.container-name", "istio-proxy")],
+            &[("devices.rdma-ctk.io", "none")],
+            &[asks, (MARKER, "0fac37c0a5e33e5b")],
+            &[asks, ("io.kubernetes.cri-o.ContainerType", "sandbox")],
+            &[
+                ("devices.rdma-ctk.io/container.other", "all"),
+                ("io.kubernetes.cri.container-name", "main"),
+            ],
+        ] {
+            assert_eq!(gated(annotations), None, "{annotations:?}");
+        }
+    }
+}

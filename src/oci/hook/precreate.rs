@@ -1,0 +1,150 @@
+//! podman's `precreate`: the whole document comes by standard input and goes out by standard output,
+//! edited or byte for byte as it was. podman drops what is said on standard error, so the reason of a
+//! refusal goes to the journal; nothing else is written to standard output.
+//!
+//! The working directory is the bundle. It belongs to the container, and lives as long: files of ours
+//! that are bound go there, so that nothing has to be tidied up, for users without a `/run` neither.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::super::admit::{Candidate, Station, admit};
+use super::super::container::{ambiguous, annotations};
+use super::super::document::DocumentError;
+use super::super::ledger::Ledger;
+use super::super::quick::{self, Look};
+use super::super::{OciError, json};
+use super::{Call, HookError};
+use crate::edit::oci::{Beside, apply};
+use crate::grant::{Grant, Outcome};
+use crate::policy;
+use crate::request::{CarrierPath, mentions_us};
+
+/// The bundle, which is where podman starts the hook.
+const BUNDLE: &str = ".";
+
+/// Runs the hook.
+pub(super) fn run(call: &Call<'_>) -> Result<(), OciError> {
+    let text = call.input(json::LONGEST)?;
+    let edited = edit(call, &text)?;
+    let output = |source| HookError::Stream { stream: "output", source };
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(edited.as_deref().unwrap_or(&text))
+        .and_then(|()| stdout.flush())
+        .map_err(output)?;
+    Ok(())
+}
+
+/// The new document; `None`: it stays as it is.
+fn edit(call: &Call<'_>, text: &[u8]) -> Result<Option<Vec<u8>>, OciError> {
+    let look = quick::look(text);
+    if look == Look::Nothing {
+        return Ok(None);
+    }
+    let syntax = |source| DocumentError::Syntax { path: "the document".into(), source };
+    let read = json::read(text).and_then(|value| match ambiguous(&value) {
+        Some(member) => Err(json::JsonError::Case(member)),
+        None => Ok(value),
+    });
+    let value = match read {
+        Ok(value) => value,
+        Err(problem) if look == Look::Mentioned => return Err(syntax(problem).into()),
+        Err(_) => return Ok(None),
+    };
+    let asked = mentions_us(annotations(&value).keys());
+    let roots = &call.surroundings.roots;
+    let policy = match policy::load(roots) {
+        Ok(policy) => policy,
+        Err(problem) if asked => {
+            return Err(OciError::Refused { sentence: format!("the policy is broken: {problem}") });
+        }
+        Err(problem) => {
+            call.warn(&format!("the policy is broken: {problem}"));
+            return Ok(None);
+        }
+    };
+    let station = Station::here(roots, CarrierPath::Hook, None);
+    let folder = std::env::current_dir().unwrap_or_default();
+    let id = identifier(&value, &folder);
+    let candidate = Candidate {
+        document: &value,
+        bundle: BUNDLE.as_ref(),
+        id: &id,
+        // The document is made anew at each start.
+        granted_before: false,
+    };
+    let admission = admit(roots, &policy, &station, &candidate)
+        .map_err(|refusal| OciError::Refused { sentence: refusal.sentence })?;
+    match admission.outcome {
+        Outcome::NotAsked => Ok(None),
+        Outcome::LeftAlone { reason } => {
+            call.note(&format!("container {id} is left alone: {reason}"));
+            Ok(None)
+        }
+        Outcome::Refused(refusal) => Err(OciError::Refused { sentence: refusal.sentence }),
+        Outcome::Waived(refusal) => {
+            call.warn(&format!("starts without, as policy says: {}", refusal.sentence));
+            Ok(None)
+        }
+        Outcome::Granted(grant) => {
+            for warning in &grant.warnings {
+                call.warn(&format!("container {id}: {warning}"));
+            }
+            give(value, &grant, &folder).map(Some)
+        }
+    }
+}
+
+fn give(mut value: Value, grant: &Grant, folder: &Path) -> Result<Vec<u8>, OciError> {
+    let mut files = Vec::with_capacity(grant.files.len());
+    if !grant.files.is_empty() {
+        let ledger = Ledger::at(folder.join("rdma-ctk"));
+        ledger.prepare()?;
+        for file in &grant.files {
+            files.push(ledger.file("bound", file)?.to_string_lossy().into_owned());
+        }
+    }
+    let path = || "the document".into();
+    apply(&mut value, grant, Beside { files: &files, hooks: &[] })
+        .map_err(|source| DocumentError::Shape { path: path(), source })?;
+    let text = serde_json::to_vec(&value)
+        .map_err(|problem| DocumentError::Syntax { path: path(), source: problem.into() })?;
+    Ok(text)
+}
+
+/// The container's identifier, which is not in the document: the folder above podman's `userdata`,
+/// else the end of the cgroup's path.
+fn identifier(document: &Value, folder: &Path) -> String {
+    let folder = match folder.file_name() {
+        Some(name) if name == "userdata" => folder.parent().and_then(Path::file_name),
+        _ => None,
+    };
+    let by_group = || {
+        let path = document["linux"]["cgroupsPath"].as_str()?;
+        Some(path.rsplit_once("libpod-")?.1.trim_end_matches(".scope").to_owned())
+    };
+    let named = folder.map(|name| name.to_string_lossy().into_owned());
+    named.or_else(by_group).unwrap_or_else(|| "container".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_container_is_known_by_its_folder_or_its_group() {
+        let group = json!({ "linux": { "cgroupsPath": "/libpod_parent/libpod-a55a.scope" } });
+        for (document, folder, expected) in [
+            (&group, "/var/lib/containers/storage/overlay-containers/4f1c/userdata", "4f1c"),
+            (&group, "/tmp", "a55a"),
+            (&json!({}), "/tmp", "container"),
+        ] {
+            assert_eq!(identifier(document, folder.as_ref()), expected, "{folder}");
+        }
+    }
+}

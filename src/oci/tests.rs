@@ -1,0 +1,9 @@
+//! The wrapper and the hook on whole bundles: documents that engines have made, on machines of the
+//! fixtures.
+
+#![cfg(test)]
+
+mod bad_input;
+mod bundles;
+mod rig;
+mod staged;
