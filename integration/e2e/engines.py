@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 
-from harness import Failed, command, contains, expect, read, short, wait_for, write
+from harness import Failed, command, expect, read, short, wait_for, write
 
 IMAGE = "localhost/test:1"
 KEY = "devices.rdma-ctk.io"
@@ -31,20 +31,38 @@ class Done:
 
     def good(self):
         """Its output; fails with another status than 0."""
-        expect(self.status == 0, f"{' '.join(self.words[:12])} ...: status {self.status}: "
-                                 f"{short(self.err + self.out, 900)}")
+        expect(self.status == 0, f"status {self.status}: {self.said()} ({self.line()})")
         return self.out
+
+    def said(self):
+        """The end of what it said on both, which is where the reason is."""
+        return short((self.out + self.err)[-300:])
+
+    def line(self):
+        """The command line without scripts and what comes before `run`."""
+        words = [word if "\n" not in word else "..." for word in self.words]
+        return " ".join(words[words.index("run"):] if "run" in words else words)
 
     def refused(self, *parts):
         """All that it said, which has to hold these parts; fails with status 0."""
-        expect(self.status != 0, f"{' '.join(self.words[:12])} ...: it ran: {short(self.out)}")
-        contains(self.err + self.out, *parts)
+        expect(self.status != 0, f"it ran: {self.said()} ({self.line()})")
+        for part in parts:
+            expect(part in self.err + self.out, f"{part!r} is not in {self.said()!r}")
         return self.err + self.out
 
 
-def attempt(*words, timeout=180, **options):
-    return Done(words, subprocess.run(words, capture_output=True, text=True, timeout=timeout,
-                                      stdin=subprocess.DEVNULL, errors="replace", **options))
+def attempt(*words, timeout=180):
+    """Run it. What it writes to is the ordinary user's where it is run as that, as a terminal is."""
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, errors="replace")
+    if words[0] == "setpriv":
+        os.fchown(process.stderr.fileno(), 1000, 1000)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Done(words, subprocess.CompletedProcess(words, process.returncode, out, err))
 
 
 class Engine:
@@ -187,8 +205,10 @@ def rootless(runtime="crun", network="none"):
 def docker_up(settings=None):
     """Start dockerd with these settings more in its daemon.json, and load the image."""
     path = "/etc/docker/daemon.json"
-    own = json.loads(read(path) or "{}")
-    write(path, json.dumps({"exec-opts": ["native.cgroupdriver=cgroupfs"], **own, **(settings or {})}))
+    before = json.loads(read(path) or "{}")
+    after = {**before, "exec-opts": ["native.cgroupdriver=cgroupfs"], **(settings or {})}
+    if after != before:
+        write(path, json.dumps(after))
     # Debian's containerd, which it was packaged with.
     environment = {**os.environ, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     with open("/var/log/dockerd.log", "a") as log:

@@ -277,6 +277,10 @@ class Node:
         """Output of `rdma-ctk WORDS`."""
         return command(PROGRAM, *words, check=check, timeout=timeout)
 
+    def configure(self, *words):
+        """`rdma-ctk configure WORDS`, by the program in /usr/bin."""
+        return command("rdma-ctk", "configure", *words)
+
     def metric(self, pattern):
         """The sum of the samples whose name and labels match the regular expression."""
         return sum(float(value) for value in re.findall(rf"(?m)^(?:{pattern})\S* (\S+)$",
@@ -322,7 +326,7 @@ def show_logs(marks):
     for mark in marks:
         lines = mark.text().splitlines()
         if mark.path == CONTAINERD_LOG:
-            lines = [x for x in lines if re.search(r"level=(warn|error|fatal)|[0-9]{2}-\w+", x)]
+            lines = [x for x in lines if re.search(r"level=(error|fatal)|[0-9]{2}-[a-z]", x)]
         for line in lines[-20:]:
             tell(f"    {os.path.basename(mark.path)}: {line[:600]}")
 

@@ -5,19 +5,22 @@ import re
 
 import engines
 from engines import ASKS, KEY, PINGPONG
-from harness import command, contains, equal, expect, install, lacks, read, wait_for, write
+from harness import command, contains, equal, expect, install, lacks, read, write
 
 WRAPPER = "/usr/bin/rdma-ctk-runtime"
+DAEMON_JSON = '{ "exec-opts": ["native.cgroupdriver=cgroupfs"] }\n'
 SPECS = "/run/containerd/io.containerd.runtime.v2.task"
 
 
 def prepare(node):
-    install("rdma-ctk", "rdma-ctk-runtime", "rdma-ctk-hook")
+    install("rdma-ctk", "rdma-ctk-runtime")
+    os.symlink("rdma-ctk-runtime", "/usr/bin/rdma-ctk-hook")
     node.containerd_up()
     node.engines = {"ctr": engines.ctr(), "nerdctl": engines.nerdctl()}
     node.engines["ctr"].options.append(f"--runc-binary={WRAPPER}")
     node.engines["nerdctl"].options.append(f"--runtime={WRAPPER}")
-    command("rdma-ctk", "configure", "docker", "--runtime")
+    write("/etc/docker/daemon.json", DAEMON_JSON)
+    command("rdma-ctk", "configure", "docker")
     node.dockerd = engines.docker_up()
     node.engines["docker"] = engines.docker()
     node.engines["docker"].options.append("--runtime=rdma")
@@ -112,7 +115,7 @@ def has_capabilities(status, what):
 
 def allow_capabilities():
     write("/etc/rdma-ctk/config.toml",
-          '[default]\ncapabilities = ["IPC_LOCK", "NET_RAW"]\n')
+          '[default]\nkeys = ["devices", "capabilities"]\ncapabilities = ["IPC_LOCK", "NET_RAW"]\n')
 
 
 def c09_capabilities_are_given_where_policy_allows(node):
@@ -164,7 +167,7 @@ def the_runtime_behind_it_is_the_one_that_policy_names(node):
 
 def docker_with_the_wrapper_by_default(node):
     engines.docker_down(node.dockerd)
-    command("rdma-ctk", "configure", "docker", "--runtime", "--default")
+    command("rdma-ctk", "configure", "docker", "--default")
     node.dockerd = engines.docker_up()
     engine = engines.docker()
     works(engine.run(ASKS, script=PINGPONG).good())
@@ -174,6 +177,7 @@ def docker_with_the_wrapper_by_default(node):
 def docker_is_as_before_after_undo(node):
     engines.docker_down(node.dockerd)
     command("rdma-ctk", "configure", "docker", "--undo")
+    equal(read("/etc/docker/daemon.json"), DAEMON_JSON, "daemon.json")
     node.dockerd = engines.docker_up()
     node.engines["docker"].run(ASKS, script="true").refused("rdma")
     engines.docker().run(script="true").good()

@@ -24,6 +24,8 @@ const NEWER: &str = "2.4.2";
 const CONTAINERD: Tool = ("containerd", NEWER);
 /// The official CRI client.
 const CRICTL: Tool = ("crictl", "1.37.0");
+/// containerd's client for people.
+const NERDCTL: Tool = ("nerdctl", "2.3.5");
 
 /// One boot.
 struct Batch {
@@ -90,6 +92,17 @@ const BATCHES: &[Batch] = &[
         "rdma-ctk-probe in containers that work and that do not",
         &["--containerd=2"],
     ),
+    Batch {
+        tools: &[NERDCTL],
+        ..Batch::new("oci", "the wrapper under nerdctl, ctr and docker", &["--containerd=2"])
+    },
+    Batch::new("podman", "our hooks under podman, with runc, with crun and rootless", &[]),
+    Batch::new("handler", "pods of a RuntimeClass, the daemon beside it", &["--containerd=2"]),
+    Batch {
+        tools: &[NERDCTL],
+        ..Batch::new("cdi", "our CDI file under every engine", &["--containerd=2"])
+    },
+    Batch::new("package", "the Debian package installed, used and removed", &["--containerd=2"]),
     Batch { long: true, ..Batch::new("pair", "pods on two nodes", &["--guests=2"]) },
     Batch::new(
         "transport",
@@ -178,6 +191,14 @@ fn run_batch(batch: &Batch, programs: &Path, options: &Options) -> Tally {
     }
     if name == "smc" {
         machine::build_programs_of_smc(programs);
+    }
+    if name == "package" {
+        match crate::dist::run(&["--deb".to_owned()]) {
+            Ok(()) => {
+                machine.push(format!("--share=dist={}", machine::root().join("dist").display()))
+            }
+            Err(error) => return cannot(&format!("{error:#}")),
+        }
     }
     if name == "units" {
         match machine::unit_tests() {

@@ -68,12 +68,14 @@ pub fn go_tool(tool: &str, version: &str) -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
 }
 
-/// `integration/vm run` with the test scripts at `/mnt/e2e` and the programs at `/mnt/bin`.
+/// `integration/vm run` with the test scripts at `/mnt/e2e`, the programs at `/mnt/bin`, and the hook
+/// files at `/mnt/hooks`.
 pub fn run(programs: &Path, options: &[&str], command: &[&str]) -> Command {
     let mut vm = Command::new(root().join("integration/vm"));
     vm.arg("run")
         .arg(format!("--share=e2e={}", root().join("integration/e2e").display()))
         .arg(format!("--share=bin={}", programs.display()))
+        .arg(format!("--share=hooks={}", root().join("hooks.d").display()))
         .args(options)
         .arg("--")
         .args(command);
