@@ -32,7 +32,12 @@ def policy(node, text):
 def refused(name):
     """What a pod with a namespace of its own is told that asks for a move; the pod is removed."""
     pod = Pod(name, EXCLUSIVE, host_network=False)
+    # As the kubelet does it: asked again while it is being decided.
     text = pod.refusal()
+    for _ in range(20):
+        if "on their way into the pod" not in text:
+            break
+        text = pod.refusal()
     for call in ("StopPodSandbox", "RemovePodSandbox"):
         cri.call(call, cri.data(1, pod.id.encode()))
     return text
