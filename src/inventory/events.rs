@@ -374,6 +374,7 @@ mod tests {
         assert!(events.drain().address);
         // Pods that join a bridge: the bridge itself counts once.
         ip("link add br0 type bridge");
+        ip("link set br0 addrgenmode none");
         ip("link set br0 up");
         ip("link add name ve type veth peer name vf");
         ip("link set ve master br0");

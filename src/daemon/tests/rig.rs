@@ -35,6 +35,8 @@ pub struct Rig {
     /// Told after each reading of the node.
     pub read: Arc<Notify>,
     _folder: Arc<TempDir>,
+    /// Nobody has said how the node is to be read.
+    plain: bool,
 }
 
 /// How a [`Rig`] differs from the plain one.
@@ -89,7 +91,7 @@ impl Rig {
         look: Option<Box<Look>>,
         host: Option<Box<dyn Host>>,
     ) -> Self {
-        let from = roots.clone();
+        let (from, plain) = (roots.clone(), read.is_none());
         let read = read.unwrap_or_else(|| Box::new(move || Ok(inventory::snapshot(&from, None))));
         let look = look.unwrap_or_else(|| {
             Box::new(|_: &Path, _: &Node| PodView::Ready(PodNetwork::default()))
@@ -115,11 +117,15 @@ impl Rig {
             journal: Journal::new(store),
         });
         daemon.containers.recall(records::read_all(&roots).containers);
-        Self { roots, daemon: Arc::new(daemon), read: after, _folder: folder }
+        Self { roots, daemon: Arc::new(daemon), read: after, _folder: folder, plain }
     }
 
-    /// A session with a runtime of that name and version, which has nothing yet.
+    /// A session with a runtime of that name and version, which has nothing yet. On a node that is
+    /// read as usual it is read by then.
     pub async fn session(&self, name: &str, version: &str) -> Session {
+        if self.plain {
+            self.node().await;
+        }
         let mut session = self.silent();
         session.runtime.start(name, version, "").await.unwrap();
         session
