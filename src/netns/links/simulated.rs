@@ -212,10 +212,14 @@ impl World {
                 self.crashed = true;
                 Err("dead".into())
             }
-            Fate::RefusedLate => act(self, false).and(Err("refused late".into())),
+            Fate::RefusedLate => {
+                act(self, false)?;
+                Err("refused late".into())
+            }
             Fate::CrashAfter => {
                 self.crashed = true;
-                act(self, false).and(Err("dead".into()))
+                act(self, false)?;
+                Err("dead".into())
             }
         }
     }

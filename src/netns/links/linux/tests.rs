@@ -208,7 +208,7 @@ fn hardware_is_told_by_what_a_tenant_cannot_change() {
     let all =
         [impostor.clone(), card("mine", 9, 1, "0000:3b:00.0"), card("eth1", 1, 2, "0000:3b:00.0")];
     assert_eq!(find(&saved, &all).map(|netdev| netdev.name.as_str()), Some("mine"));
-    assert_eq!(find(&saved, &[impostor.clone()]), None);
+    assert_eq!(find(&saved, std::slice::from_ref(&impostor)), None);
     let virtual_one = Saved { permanent: vec![], parent: None, ..saved };
-    assert_eq!(find(&virtual_one, &[impostor.clone()]), Some(&impostor));
+    assert_eq!(find(&virtual_one, std::slice::from_ref(&impostor)), Some(&impostor));
 }
