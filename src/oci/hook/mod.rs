@@ -3,6 +3,7 @@
 //! An OCI hook reads the container's state from standard input, podman's `precreate` the whole
 //! document. One file an action, one row each in [`ACTIONS`].
 
+mod cdi;
 mod network;
 mod precreate;
 pub mod state;
@@ -30,6 +31,7 @@ const ACTIONS: &[Action] = &[
         about: "once there are namespaces",
         run: network::create_runtime,
     },
+    Action { name: "cdi", about: "a container with a CDI device of ours", run: cdi::run },
     Action { name: "poststop", about: "when a container is gone", run: network::poststop },
     Action { name: "version", about: "say which version this is", run: version },
 ];
