@@ -9,9 +9,16 @@ mod precreate;
 pub mod state;
 
 use std::ffi::OsString;
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::{fstat, makedev};
+use nix::unistd::getppid;
 
 use super::journal::{self, Priority};
 use super::{OciError, PREFIX, Surroundings};
@@ -122,9 +129,31 @@ pub fn main(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode
         None => format!("{PREFIX}{problem}"),
     };
     journal::send(&surroundings.roots, Priority::Error, &text);
-    // runc puts it into its own error; podman drops it.
+    // runc puts it into its own error.
     let _ = writeln!(io::stderr(), "{text}");
+    if arguments.first().is_some_and(|action| action == "precreate") || is_dropped(io::stderr()) {
+        tell_parent(surroundings, &text);
+    }
     ExitCode::FAILURE
+}
+
+/// Whether what is written there goes nowhere.
+fn is_dropped(stream: impl AsFd) -> bool {
+    /// `/dev/null` (`Documentation/admin-guide/devices.txt`)
+    const NULL: u64 = makedev(1, 3);
+    fstat(stream).is_ok_and(|found| found.st_rdev == NULL)
+}
+
+/// Says it where the engine itself speaks: podman drops what `precreate` says, and crun what any hook
+/// says, so that the user would see an exit status and no more.
+fn tell_parent(surroundings: &Surroundings<'_>, text: &str) {
+    let stream = surroundings.roots.proc.join(getppid().to_string()).join("fd/2");
+    let flags = OFlag::O_NOCTTY | OFlag::O_NONBLOCK;
+    let open = OpenOptions::new().append(true).custom_flags(flags.bits()).open(stream);
+    // One that is a socket cannot be opened: then there is the journal.
+    if let Ok(mut stream) = open {
+        let _ = writeln!(stream, "{text}");
+    }
 }
 
 type Run = fn(&Call<'_>) -> Result<(), OciError>;
