@@ -16,8 +16,8 @@ use rdma_ctk::inventory::{
 };
 use rdma_ctk::policy::Policy;
 use rdma_ctk::request::{
-    Carrier, Container, Devices, EnvMode, Memlock, NetnsRequest, NodeKind, NumaMode, Pod, Request,
-    SmcMethod,
+    AddressRequest, Carrier, Container, Devices, EnvMode, Memlock, NetnsRequest, NodeKind,
+    NumaMode, Pod, Request, SmcMethod,
 };
 
 fn main() {
@@ -149,6 +149,7 @@ fn request(devices: Option<Devices>) -> Request {
         numa: NumaMode::Prefer,
         env: EnvMode::default(),
         netns: NetnsRequest::Auto,
+        address: AddressRequest::Auto,
         smc: SmcMethod::Off,
         smc_sysctls: [].into(),
         limits: None,

@@ -40,7 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "smc",
         ],
     ),
-    ("netns", &["inventory", "netlink", "roots", "grant"]),
+    ("netns", &["inventory", "netlink", "roots", "grant", "policy"]),
     (
         "oci",
         &["edit", "grant", "inventory", "netns", "policy", "records", "request", "rootfs", "roots"],

@@ -5,7 +5,8 @@ use super::words::{asked, list, quote, refuse};
 use super::{Case, Notes, Refusal, exclusive};
 use crate::policy::{Policy, Sandbox};
 use crate::request::{
-    Can, CarrierPath, Key, NetnsRequest, NodeKind, Pod, Request, Requirement, SmcMethod,
+    AddressRequest, Can, CarrierPath, Key, NetnsRequest, NodeKind, Pod, Request, Requirement,
+    SmcMethod,
 };
 
 /// How the mode of RDMA namespaces is changed.
@@ -32,6 +33,7 @@ pub(super) fn check(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
     runtime(case, notes)?;
     keys(case)?;
     netns(case, notes)?;
+    address(case)?;
     capabilities(case)?;
     if let Can::No(lacks) = &request.carrier.devices {
         return Err(refuse(
@@ -63,6 +65,7 @@ pub(super) fn check_without_devices(case: &Case<'_>, notes: &mut Notes) -> Resul
     }
     keys(case)?;
     netns(case, notes)?;
+    address(case)?;
     for remark in &request.remarks {
         notes.warn("request", remark.as_str());
     }
@@ -119,6 +122,7 @@ fn keys(case: &Case<'_>) -> Result<(), Refusal> {
         Key::Devices => request.devices.is_some(),
         Key::Capabilities => !request.capabilities.is_empty(),
         Key::Netns => request.netns != NetnsRequest::Auto,
+        Key::Address => matches!(request.address, AddressRequest::Fixed(_)),
         Key::Smc => request.smc != SmcMethod::Off,
         Key::Limits => request.limits.is_some(),
         Key::Require => !request.require.is_empty(),
@@ -167,6 +171,17 @@ fn netns(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
         }
     };
     Err(refuse(request, Key::Netns, why))
+}
+
+/// Addresses are those of sub-interfaces; on anything else the key would do nothing.
+fn address(case: &Case<'_>) -> Result<(), Refusal> {
+    let request = case.request;
+    let children = matches!(request.netns, NetnsRequest::Ipvlan | NetnsRequest::Macvlan);
+    if children || !request.asked_by.contains_key(&Key::Address) {
+        return Ok(());
+    }
+    let why = "it gives addresses to sub-interfaces; add netns.rdma-ctk.io: ipvlan (or macvlan)";
+    Err(refuse(request, Key::Address, why))
 }
 
 fn capabilities(case: &Case<'_>) -> Result<(), Refusal> {

@@ -23,6 +23,7 @@ pub mod node;
 mod numa;
 mod pci;
 pub mod pod;
+pub mod prefix;
 pub mod rdma_netlink;
 mod role;
 pub mod rtnetlink;
@@ -38,6 +39,7 @@ pub use focus::Focus;
 pub use netlink_view::{NetlinkDevice, NetlinkPort, NetlinkView};
 pub use node::*;
 pub use pod::*;
+pub use prefix::{Prefix, PrefixError};
 
 use crate::roots::Roots;
 use attribute::Reader;

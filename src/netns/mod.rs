@@ -1,5 +1,6 @@
 //! Other network namespaces: how to get in, what a pod has in there, and what moves in and back.
 
+pub mod addresses;
 pub mod enter;
 pub mod links;
 pub mod pod;

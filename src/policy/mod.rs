@@ -6,6 +6,7 @@
 
 mod allowance;
 mod parse;
+mod pools;
 mod smc;
 mod wrapper;
 
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use allowance::{Allowance, Narrowing, OnRefusal};
 pub use parse::{LoadError, PolicyError, load, path};
+pub use pools::{Pool, Pools, Range, RangeError};
 pub use smc::{Smc, is_eid};
 pub use wrapper::{Wrapper, wrapped_runtime};
 
@@ -46,7 +48,7 @@ pub struct Policy {
     pub topology_file: Option<String>,
     /// What is done for pods that were written for a vendor's own plugin.
     pub dialects: Dialects,
-    /// Adapters that move into pods.
+    /// Adapters that move into pods, and sub-interfaces of those that do not.
     pub links: Links,
     /// Runtime handlers whose containers have a kernel of their own.
     pub sandboxes: Sandboxes,
@@ -172,8 +174,8 @@ pub enum Dialect {
     Off,
 }
 
-/// Which adapters may move into pods.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How adapters' network side reaches pods: which may move, what their sub-interfaces get.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct Links {
     /// By kernel name or PCI address, `*` for any run of characters; empty: none.
@@ -181,6 +183,23 @@ pub struct Links {
     /// Addresses of the node: an interface that holds one stays. That with the default route does
     /// in any case.
     pub node_addresses: BTreeSet<IpAddr>,
+    /// Most sub-interfaces on one adapter at a time.
+    #[serde(deserialize_with = "pools::children")]
+    pub children: u32,
+    /// Where their addresses come from.
+    #[serde(deserialize_with = "pools::list")]
+    pub pools: Vec<Pool>,
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Self {
+            movable: BTreeSet::new(),
+            node_addresses: BTreeSet::new(),
+            children: 64,
+            pools: Vec::new(),
+        }
+    }
 }
 
 /// Runtime handlers whose containers have a kernel of their own, to which a device node of the

@@ -69,6 +69,12 @@ fn every_key_is_in_the_commented_default() {
     // The examples count too: `rules` and `narrow` have no default to show.
     let example = r##"
         topology_file = "/t.xml"
+        [[links.pools]]
+        adapters = ["*"]
+        range = "10.0.0.0/8"
+        prefix_length = 8
+        gateway = "10.0.0.1"
+        routes = []
         [[rules]]
         allow.memlock_max = "1Gi"
         [[narrow]]
@@ -290,7 +296,7 @@ fn mistakes_are_named_with_line_and_column() {
     insta::assert_snapshot!(error("claims = \"limit\"\nclaim = 1\n"), @"line 2, column 1: unknown field `claim`, expected one of `skip_containers`, `wrapper_handlers`, `claims`, `rails`, `topology_file`, `dialects`, `links`, `sandboxes`, `smc`, `daemon`, `cdi`, `wrapper`, `default`, `rules`, `narrow`");
     insta::assert_snapshot!(error("claims = \"some\""), @"line 1, column 10: unknown variant `some`, expected one of `limit`, `full`, `off`");
     insta::assert_snapshot!(error("claims = "), @"line 1, column 10: string values must be quoted, expected literal string");
-    insta::assert_snapshot!(error("[default]\n  keys = [\"devices\", \"device\"]"), @"line 2, column 22: unknown variant `device`, expected one of `devices`, `nodes`, `memlock`, `capabilities`, `numa`, `env`, `netns`, `smc`, `limits`, `require`");
+    insta::assert_snapshot!(error("[default]\n  keys = [\"devices\", \"device\"]"), @"line 2, column 22: unknown variant `device`, expected one of `devices`, `nodes`, `memlock`, `capabilities`, `numa`, `env`, `netns`, `address`, `smc`, `limits`, `require`");
     insta::assert_snapshot!(error("[default]\nmemlock_max = \"64 gigs\""), @r#"line 2, column 15: "64 gigs": "gigs" is no unit: expected K, M, G or T (powers of 1000) or Ki, Mi, Gi or Ti (of 1024)"#);
     insta::assert_snapshot!(error("[default]\nmemlock_max = -1"), @r#"line 2, column 15: expected an amount of memory, such as "64GiB""#);
     insta::assert_snapshot!(error("[default]\ncapabilities = [\"IPC_LOCKS\"]"), @r#"line 2, column 16: there is no capability "IPC_LOCKS""#);

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::error::{Problem, RequestError, shown};
 use super::key::{Known, Scope, Written, is_ours};
-use super::{Asked, Carrier, Claim, Container, Devices, Key, Request, SmcMethod, dialect, value};
+use super::{
+    Asked, Carrier, Claim, Container, Devices, Key, Request, SmcMethod, address, dialect, value,
+};
 use crate::policy::Policy;
 
 /// Longest value that is read, in bytes: each name of 256 selectors at its longest.
@@ -124,9 +126,13 @@ impl<'a> Reaching<'a> {
             Key::Devices | Key::Smc => true,
             // These two say how SMC-R is to be had, too.
             Key::Netns | Key::Require => smc,
-            Key::Nodes | Key::Memlock | Key::Capabilities | Key::Numa | Key::Env | Key::Limits => {
-                false
-            }
+            Key::Nodes
+            | Key::Memlock
+            | Key::Capabilities
+            | Key::Numa
+            | Key::Env
+            | Key::Address
+            | Key::Limits => false,
         };
         let by_name = |found: &Found<'_>| matches!(found.scope, Scope::Container(_));
         let stray = self
@@ -169,6 +175,7 @@ fn set(request: &mut Request, key: Key, text: &str) -> Result<(), Problem> {
         Key::Numa => request.numa = value::word(text)?,
         Key::Env => request.env = value::env(text)?,
         Key::Netns => request.netns = value::word(text)?,
+        Key::Address => request.address = address::address(text)?,
         Key::Smc => (request.smc, request.smc_sysctls) = value::smc(text)?,
         Key::Limits => request.limits = Some(value::limits(text)?),
         Key::Require => request.require = value::require(text)?,

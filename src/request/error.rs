@@ -90,6 +90,14 @@ pub enum Problem {
         /// What is wrong with it.
         reason: String,
     },
+    /// An address that does not parse.
+    #[error("{item:?} is no address for an adapter: {reason}")]
+    Address {
+        /// What was typed.
+        item: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// No number where one belongs, or one that is out of range.
     #[error("{text:?} is no number from {from} to {to}")]
     Number {

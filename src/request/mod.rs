@@ -10,6 +10,7 @@ pub mod nccl;
 pub mod nearest;
 pub mod quantity;
 
+mod address;
 mod dialect;
 mod error;
 mod key;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::inventory::{CpuSet, Node, PciAddress};
 use crate::policy::{Claims, Policy};
 
+pub use address::{AddressRequest, FixedAddress};
 pub use annotations::parse;
 pub use error::{Problem, RequestError};
 pub use key::{MARKER, TOLERATE, carries_grant, mentions_us, unmatched_scopes};
@@ -53,6 +55,9 @@ pub struct Request {
     pub env: EnvMode,
     /// How the adapter's network side reaches the pod.
     pub netns: NetnsRequest,
+    /// Addresses of sub-interfaces.
+    #[serde(default)]
+    pub address: AddressRequest,
     /// SMC-R for ordinary TCP.
     pub smc: SmcMethod,
     /// Sysctls of SMC to set in the pod, without `net.smc.`.
@@ -102,6 +107,7 @@ impl Request {
             numa: NumaMode::default(),
             env: EnvMode::default(),
             netns: NetnsRequest::default(),
+            address: AddressRequest::default(),
             smc: SmcMethod::default(),
             smc_sysctls: BTreeMap::new(),
             limits: None,
@@ -139,6 +145,8 @@ pub enum Key {
     Env,
     /// `netns.rdma-ctk.io`
     Netns,
+    /// `address.rdma-ctk.io`
+    Address,
     /// `smc.rdma-ctk.io`
     Smc,
     /// `limits.rdma-ctk.io`
@@ -149,7 +157,7 @@ pub enum Key {
 
 impl Key {
     /// All keys, in the order of the documentation.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Devices,
         Self::Nodes,
         Self::Memlock,
@@ -157,6 +165,7 @@ impl Key {
         Self::Numa,
         Self::Env,
         Self::Netns,
+        Self::Address,
         Self::Smc,
         Self::Limits,
         Self::Require,
@@ -172,6 +181,7 @@ impl Key {
             Self::Numa => "numa",
             Self::Env => "env",
             Self::Netns => "netns",
+            Self::Address => "address",
             Self::Smc => "smc",
             Self::Limits => "limits",
             Self::Require => "require",

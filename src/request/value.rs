@@ -127,7 +127,7 @@ fn selector(item: &str) -> Result<Selector, Problem> {
 }
 
 /// A kernel name of a device or driver, `*` in it where that is allowed.
-fn name(text: &str, star: bool) -> Option<String> {
+pub(super) fn name(text: &str, star: bool) -> Option<String> {
     // IB_DEVICE_NAME_MAX counts the ending zero.
     let fits = (1..64).contains(&text.len());
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b) || (star && b == b'*');

@@ -201,6 +201,7 @@ pub fn nothing() -> Request {
         numa: NumaMode::Prefer,
         env: EnvMode::default(),
         netns: NetnsRequest::Auto,
+        address: AddressRequest::Auto,
         smc: SmcMethod::Off,
         smc_sysctls: [].into(),
         limits: None,

@@ -275,6 +275,7 @@ fn keys_without_adapters_are_an_error() {
         ("numa", "off"),
         ("env", "off"),
         ("netns", "shared"),
+        ("address", "10.1.0.7/24"),
         ("limits", "hca_handle=1"),
         ("require", "gid"),
     ] {
@@ -302,9 +303,9 @@ fn keys_without_adapters_are_an_error() {
 fn unknown_keys_name_the_nearest() {
     assert_snapshot!(error(&[("device.rdma-ctk.io", "all")]), @"device.rdma-ctk.io: there is no such key; did you mean devices.rdma-ctk.io?");
     assert_snapshot!(error(&[("memlcok.rdma-ctk.io/container.a", "1")]), @"memlcok.rdma-ctk.io/container.a: there is no such key; did you mean memlock.rdma-ctk.io/container.a?");
-    assert_snapshot!(error(&[("gpus.rdma-ctk.io/pod", "1")]), @"gpus.rdma-ctk.io/pod: there is no such key; in front of .rdma-ctk.io goes one of devices, nodes, memlock, capabilities, numa, env, netns, smc, limits, require");
+    assert_snapshot!(error(&[("gpus.rdma-ctk.io/pod", "1")]), @"gpus.rdma-ctk.io/pod: there is no such key; in front of .rdma-ctk.io goes one of devices, nodes, memlock, capabilities, numa, env, netns, address, smc, limits, require");
     assert_snapshot!(error(&[("rdma-ctk.io/devices", "all")]), @"rdma-ctk.io/devices: there is no such key; did you mean devices.rdma-ctk.io?");
-    assert_snapshot!(error(&[("rdma-ctk.io", "all")]), @"rdma-ctk.io: there is no such key; in front of .rdma-ctk.io goes one of devices, nodes, memlock, capabilities, numa, env, netns, smc, limits, require");
+    assert_snapshot!(error(&[("rdma-ctk.io", "all")]), @"rdma-ctk.io: there is no such key; in front of .rdma-ctk.io goes one of devices, nodes, memlock, capabilities, numa, env, netns, address, smc, limits, require");
     assert_snapshot!(error(&[("Devices.rdma-ctk.io", "all")]), @"Devices.rdma-ctk.io: there is no such key; did you mean devices.rdma-ctk.io?");
     assert_snapshot!(error(&[("devices.RDMA-CTK.io", "all")]), @"devices.RDMA-CTK.io: there is no such key; did you mean devices.rdma-ctk.io?");
     // Of another container: not this one's business.
@@ -531,7 +532,7 @@ proptest! {
         pairs in prop::collection::btree_map(
             prop_oneof![
                 "[a-z]{0,8}[.]?rdma-ctk[.]io(/[a-z.]{0,12})?",
-                "(devices|nodes|memlock|capabilities|numa|env|netns|smc|limits|require)[.]rdma-ctk[.]io(/pod|/container[.]a)?",
+                "(devices|nodes|memlock|capabilities|numa|env|netns|address|smc|limits|require)[.]rdma-ctk[.]io(/pod|/container[.]a)?",
                 ".{0,30}",
             ],
             prop_oneof!["[a-z0-9:,=*._ -]{0,40}", ".{0,60}"],
