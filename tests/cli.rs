@@ -471,3 +471,56 @@ fn c79_cdi_validate_judges_the_file_beside_the_node() {
     assert_eq!(code, 5);
     assert!(text.contains("/dev/infiniband/uverbs0 is missing"), "{text}");
 }
+
+#[test]
+fn a_slip_in_a_key_is_told_beside_what_nobody_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let pod = folder.path().join("pod.yaml");
+    let text = "kind: Pod\nmetadata: {name: p, annotations: {devices.rdma-ctk.oi: all, \
+                devices.rdma-ctk.io/container.mian: all}}\nspec: {containers: [{name: main}]}\n";
+    std::fs::write(&pod, text).unwrap();
+    let (code, text) = on_fixture("soft-roce.tree", &["explain", pod.to_str().unwrap()]);
+    assert_eq!(code, 3);
+    for part in [
+        "did you mean devices.rdma-ctk.io?",
+        "container.mian: the pod has no container mian; it has main",
+        "under containerd 2.3.0; for another one name it",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_root_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    let empty = folder.path().join("empty.tree");
+    std::fs::write(&empty, "# nothing\n").unwrap();
+    let (code, text) = answer(&rdma_ctk(&["list", "--root", empty.to_str().unwrap()]));
+    assert_eq!((code, text.contains("empty.tree: no node: expected sys")), (1, true), "{text}");
+    let (code, text) = answer(&rdma_ctk(&["list", "--root", at]));
+    assert_eq!((code, text.contains(": no node: expected sys")), (1, true), "{text}");
+    let (code, text) = on_fixture("none.tree", &["configure", "docker"]);
+    assert_eq!((code, text.contains("none.tree: no folder: --root takes")), (1, true), "{text}");
+    // The file that was read is named, not the one that the node has.
+    let config = folder.path().join("etc/containerd/config.toml");
+    std::fs::create_dir_all(config.parent().unwrap()).unwrap();
+    std::fs::write(&config, "[x").unwrap();
+    for what in ["--nri", "--runtime"] {
+        let (code, text) =
+            answer(&rdma_ctk(&["configure", "containerd", what, "--root", at, "--dry-run"]));
+        let named = format!("rdma-ctk: {}: line 1: ", config.display());
+        assert_eq!((code, text.starts_with(&named)), (1, true), "{text}");
+    }
+}
+
+#[test]
+fn cdi_tells_of_a_fixture_what_would_be_there() {
+    let (code, text) = on_fixture("soft-roce.tree", &["cdi", "list"]);
+    assert_eq!(code, 0);
+    assert!(text.contains("rdma-ctk.io/hca=rxe0  uverbs0 rdma_cm  -"), "{text}");
+    let note = "note: /run/cdi/rdma-ctk.io-hca.json: not there in this root; shown is what it";
+    assert!(text.contains(note), "{text}");
+    let (_, text) = on_fixture("soft-roce.tree", &["cdi", "validate"]);
+    assert!(text.starts_with("/run/cdi/rdma-ctk.io-hca.json: there is no CDI file"), "{text}");
+}

@@ -86,6 +86,22 @@ fn everything_else_goes_to_the_real_runtime_untouched() {
 }
 
 #[test]
+fn its_help_stands_before_that_of_the_real_runtime() {
+    let rig = Rig::new();
+    for arguments in [&["--help"][..], &["-h"], &["help"]] {
+        let output = rig.call(WRAPPER, arguments, "");
+        assert_eq!(output.status.code(), Some(7));
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.starts_with("rdma-ctk-runtime is an OCI runtime"), "{text}");
+        assert!(rig.told().contains(&format!("argument <{}>", arguments[0])));
+    }
+    // Help of a subcommand, and a container of that name, are the real runtime's alone.
+    for arguments in [&["create", "--help"][..], &["state", "help"]] {
+        assert!(rig.call(WRAPPER, arguments, "").stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
 fn a_wrapper_without_a_runtime_says_so_where_the_engine_looks() {
     let rig = Rig::new();
     fs::remove_file(rig.path("runc")).unwrap();

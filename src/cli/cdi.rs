@@ -10,7 +10,7 @@ use super::output::{print, render, table};
 use super::root::{Trees, ViewArgs};
 use super::{Error, Exit, policy_file};
 use crate::cdi::{self, Done, KeepError, Kept, judge, keep, made, others, watch};
-use crate::edit::cdi::{KIND, LIMITS, Spec};
+use crate::edit::cdi::{Device, KIND, LIMITS, Spec};
 use crate::policy::{self, Policy};
 
 /// Adapters as CDI devices, for `--device rdma-ctk.io/hca=NAME` of nerdctl, docker and podman
@@ -51,6 +51,8 @@ struct ListArgs {
 }
 
 /// Say what is wrong with the CDI file: itself, beside this node, and beside the files of others
+///
+/// Exit status: 0 nothing is wrong, 1 could not look, 2 wrong usage, 5 something is.
 #[derive(Debug, Args)]
 struct ValidateArgs {
     /// The file [default: /var/run/cdi/rdma-ctk.io-hca.json]
@@ -173,7 +175,8 @@ fn follow(args: &GenerateArgs) -> Result<Exit, Error> {
 struct Row {
     device: String,
     nodes: Vec<String>,
-    file: PathBuf,
+    /// `None`: no file has it; one made there would.
+    file: Option<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
@@ -188,14 +191,20 @@ fn list(args: &ListArgs) -> Result<Exit, Error> {
     let path = cdi::path(&trees.roots);
     let mut listing = Listing { devices: Vec::new(), notes: Vec::new(), limits: LIMITS };
     match read(&path) {
-        Ok(Some(spec)) => listing.devices.extend(spec.devices.iter().map(|device| Row {
-            device: format!("{}={}", spec.kind, device.name),
-            nodes: device.container_edits.device_nodes.iter().map(|n| n.path.clone()).collect(),
-            file: path.clone(),
-        })),
-        Ok(None) => listing
+        Ok(Some(spec)) => listing.devices.extend(rows(&spec, Some(trees.shown(&path)))),
+        Ok(None) if trees.roots.is_live() => listing
             .notes
             .push(format!("{}: not there; `rdma-ctk cdi generate` writes it", path.display())),
+        Ok(None) => {
+            let policy = policy::load(&trees.roots)?;
+            let made = made(&trees.roots, &trees.node(), &policy)?;
+            listing.notes.extend(made.notes);
+            listing.notes.push(format!(
+                "{}: not there in this root; shown is what it would have",
+                trees.shown(&path).display()
+            ));
+            listing.devices.extend(made.spec.iter().flat_map(|spec| rows(spec, None)));
+        }
         Err(error) => listing.notes.push(error.to_string()),
     }
     let found = others(&trees.roots, &path);
@@ -206,12 +215,13 @@ fn list(args: &ListArgs) -> Result<Exit, Error> {
                 listing.devices.push(Row {
                     device: format!("{}={name}", other.kind),
                     nodes: nodes.iter().cloned().collect(),
-                    file: other.path.clone(),
+                    file: Some(trees.shown(&other.path)),
                 });
             }
         }
     }
     for (path, why) in found.unread {
+        let path = trees.shown(&path);
         listing.notes.push(format!("{}: engines skip it: {why}", path.display()));
     }
     let text = match render(args.view.output, &listing)? {
@@ -222,6 +232,16 @@ fn list(args: &ListArgs) -> Result<Exit, Error> {
     Ok(Exit::Success)
 }
 
+/// The devices of our file, which is there or is not.
+fn rows(spec: &Spec, file: Option<PathBuf>) -> Vec<Row> {
+    let row = |device: &Device| Row {
+        device: format!("{}={}", spec.kind, device.name),
+        nodes: device.container_edits.device_nodes.iter().map(|n| n.path.clone()).collect(),
+        file: file.clone(),
+    };
+    spec.devices.iter().map(row).collect()
+}
+
 fn show(listing: &Listing) -> String {
     let short = |node: &String| node.rsplit('/').next().unwrap_or_default().to_owned();
     let mut text = if listing.devices.is_empty() {
@@ -229,7 +249,8 @@ fn show(listing: &Listing) -> String {
     } else {
         let rows = listing.devices.iter().map(|row| {
             let nodes: Vec<String> = row.nodes.iter().map(short).collect();
-            vec![row.device.clone(), nodes.join(" "), row.file.display().to_string()]
+            let file = row.file.as_ref().map_or("-".into(), |file| file.display().to_string());
+            vec![row.device.clone(), nodes.join(" "), file]
         });
         table(&["DEVICE", "NODES", "FILE"], rows)
     };
@@ -271,6 +292,6 @@ fn validate(args: &ValidateArgs) -> Result<Exit, Error> {
         let what = if path.exists() { "is valid and up to date" } else { "not there, nor wanted" };
         let _ = writeln!(text, "{}: {what}", path.display());
     }
-    print(&text)?;
+    print(&trees.worded(&text))?;
     Ok(if wrong { Exit::Unhealthy } else { Exit::Success })
 }

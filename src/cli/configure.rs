@@ -204,6 +204,9 @@ fn carry_out(
 ) -> Result<Exit, Error> {
     let root = args.root.clone().unwrap_or_else(|| PathBuf::from("/"));
     // A mistyped folder is not to be made.
+    if root.is_file() {
+        return Err(Error::NoFolder { path: root });
+    }
     fs::read_dir(&root).map_err(|error| Error::Read { path: root.clone(), error })?;
     let place = Place { roots: Roots::below(&root), root };
     let plan = if args.undo { undo_plan(&place.roots, owner)? } else { plan(&place)? };

@@ -17,8 +17,14 @@ use crate::doctor::{
 /// Findings of one check and level that are printed; JSON has all.
 const SHOWN: usize = 6;
 
+/// What the help says at its end.
+const AFTER: &str = "\
+Exit status: 0 nothing failed (warnings may be there), 1 could not look, 2 wrong usage, 5 at least
+one check failed";
+
 /// Check this node, and say how to mend what is amiss
 #[derive(Debug, Args)]
+#[command(after_help = AFTER)]
 pub struct DoctorArgs {
     #[command(flatten)]
     view: ViewArgs,

@@ -17,7 +17,8 @@ pub enum Exit {
     /// `explain`: at least one container is refused, or would be if policy did not let it start
     /// without.
     Refused = 4,
-    /// `doctor`: at least one check failed. Warnings alone end with [`Exit::Success`].
+    /// `doctor`: at least one check failed; `cdi validate`: the file is wrong. Warnings alone end
+    /// with [`Exit::Success`].
     Unhealthy = 5,
 }
 

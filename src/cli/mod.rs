@@ -22,9 +22,15 @@ use clap::{Parser, Subcommand};
 use crate::policy::Policy;
 pub use exit::Exit;
 
+/// What the help says at its end.
+const AFTER: &str = "\
+Exit status: 0 done, 1 could not be done, 2 wrong usage; explain: 3 nobody asks, 4 refused;
+doctor and cdi validate: 5 something is wrong";
+
 /// RDMA inside containers by one opt-in
 #[derive(Debug, Parser)]
-#[command(name = "rdma-ctk", version, term_width = 100, disable_help_subcommand = true)]
+#[command(name = "rdma-ctk", version, term_width = 100, after_help = AFTER)]
+#[command(disable_help_subcommand = true)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -70,6 +76,21 @@ pub enum Error {
     /// The fixture is none.
     #[error(transparent)]
     Fixture(#[from] crate::inventory::fixture::FixtureError),
+    /// `--root` of what has nothing of a node.
+    #[error("{path}: no node: expected sys, proc, dev, run or etc in it", path = path.display())]
+    NoNode {
+        /// As typed.
+        path: PathBuf,
+    },
+    /// `configure --root` of a file.
+    #[error(
+        "{path}: no folder: --root takes one here, that holds etc, run and usr of the node or image",
+        path = path.display()
+    )]
+    NoFolder {
+        /// As typed.
+        path: PathBuf,
+    },
     /// The answer cannot be written in the format asked for.
     #[error(transparent)]
     Format(#[from] output::FormatError),

@@ -55,7 +55,7 @@ impl Trees {
             return Ok(Trees { roots: Roots::below("/".as_ref()), unpacked: None });
         };
         if path.is_dir() {
-            return Ok(Trees { roots: Roots::below(path), unpacked: None });
+            return Trees { roots: Roots::below(path), unpacked: None }.of_a_node(path);
         }
         let template = std::env::temp_dir().join("rdma-ctk-XXXXXX");
         let folder = nix::unistd::mkdtemp(&template)
@@ -63,7 +63,32 @@ impl Trees {
         // Made first, so that a fixture unpacked in part is removed too.
         let trees = Trees { roots: Roots::below(&folder), unpacked: Some(folder.clone()) };
         fixture::unpack(path, &folder)?;
-        Ok(trees)
+        trees.of_a_node(path)
+    }
+
+    /// Itself, unless there is nothing of a node: an empty or mistyped one is not to pass for a
+    /// node without adapters.
+    fn of_a_node(self, path: &Path) -> Result<Self, Error> {
+        let Roots { sys, proc, dev, run, etc } = &self.roots;
+        if [sys, proc, dev, run, etc].iter().any(|tree| tree.is_dir()) {
+            Ok(self)
+        } else {
+            Err(Error::NoNode { path: path.to_owned() })
+        }
+    }
+
+    /// A text with paths as the node has them: see [`Trees::shown`].
+    pub fn worded(&self, text: &str) -> String {
+        match &self.unpacked {
+            None => text.to_owned(),
+            Some(folder) => text.replace(&folder.display().to_string(), ""),
+        }
+    }
+
+    /// A path as the node has it, where its trees were unpacked into a folder that soon is gone.
+    pub fn shown(&self, path: &Path) -> PathBuf {
+        let inside = self.unpacked.as_ref().and_then(|folder| path.strip_prefix(folder).ok());
+        inside.map_or_else(|| path.to_owned(), |inside| Path::new("/").join(inside))
     }
 
     /// What the node has. RDMA netlink is asked on the running node only; if it does not answer,

@@ -136,7 +136,11 @@ const CAUSES: &[Cause] = &[
             "Failed to modify QP to RTR",
             "Unable to Connect the HCA's through the link",
             "rdma_create_ep: No such device",
-            "ibv_modify_qp failed with error No such device",
+            "ibv_modify_qp failed with*No such device",
+            "ibv_modify_qp failed with*Network is unreachable",
+            "ibv_modify_qp failed with*Invalid argument",
+            "ibv_modify_qp() failed*Invalid argument",
+            "Invalid gid[",
             "n_gids_found=0",
             "Invalid GID index",
         ],
@@ -148,7 +152,34 @@ const CAUSES: &[Cause] = &[
     },
     Cause {
         texts: &[
-            "ibv_modify_qp failed with error Connection timed out",
+            "network device*is not available, please use one or more of",
+            "net device*is not available, please use one or more of",
+            "no usable transports/devices",
+        ],
+        cause: "UCX_NET_DEVICES names an adapter that UCX cannot use here: its node is not in the \
+                container, its port is not ACTIVE, or the name is another node's. If only (tcp) \
+                devices are offered, no adapter opens, or the image's UCX is without InfiniBand \
+                (libuct_ib)",
+        advice: "annotate the pod with `devices.rdma-ctk.io: all` and leave UCX_NET_DEVICES to it; \
+                 if it was granted, `rdma-ctk-probe` in the container tells which adapter opens, \
+                 and `ucx_info -d` which of them the image's UCX knows",
+        checks: &["adapters", "ports", "containers"],
+    },
+    Cause {
+        texts: &["no active messages transport to", "ucp_ep_create*Destination is unreachable"],
+        cause: "UCX has no transport that reaches the other process: the adapters of the two sides \
+                are in different subnets or of different link layers, only one side has an adapter, \
+                or UCX_TLS leaves out what is needed. 'Unsupported operation' instead of a list \
+                means that UCX has no usable device at all",
+        advice: "give both pods adapters (devices.rdma-ctk.io) of the same fabric, compare the GID \
+                 of both with `rdma-ctk-probe`, and unset UCX_TLS and UCX_NET_DEVICES if they were \
+                 set by hand",
+        checks: &["adapters", "interfaces", "ports", "containers"],
+    },
+    Cause {
+        texts: &[
+            "ibv_modify_qp failed with*Connection timed out",
+            "Failed to modify QP*Connection timed out",
             "Got completion with error 12",
             "completion with error*status=12",
             "IBV_WC_RETRY_EXC_ERR",
@@ -156,9 +187,11 @@ const CAUSES: &[Cause] = &[
             "vendor err 129",
         ],
         cause: "the peer did not answer: a link-local GID was chosen, the two GIDs are of different \
-                subnets or RoCE versions, or the fabric drops this traffic class",
+                subnets or RoCE versions, the two adapters are of rails that do not reach each \
+                other, or the fabric drops this traffic class",
         advice: "compare the GID index on both sides: it has to be a RoCE v2 entry with a routed \
-                 address, the family the same on both",
+                 address, the family the same on both; where only adapters of one rail reach each \
+                 other, set NCCL_CROSS_NIC=0",
         checks: &["interfaces", "ports"],
     },
     Cause {
@@ -329,6 +362,24 @@ mod tests {
             ("rdma_bind_addr: Cannot assign requested address", "interfaces"),
             ("rdma_resolve_addr: Network is unreachable", "interfaces"),
             ("Couldn't allocate PD", "containers"),
+            (
+                "NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev \
+                 mlx5_0:1, curr state INIT, next state RTR, local GID index 3",
+                "interfaces",
+            ),
+            ("NCCL WARN Call to ibv_modify_qp failed with error Invalid argument", "interfaces"),
+            ("NCCL WARN Call to ibv_modify_qp failed with 19 No such device", "interfaces"),
+            (
+                "ucp_context.c:1321 UCX  WARN  network device 'mlx5_bond_0:1' is not available, \
+                 please use one or more of: 'bond0'(tcp), 'eth0'(tcp), 'lo'(tcp)",
+                "adapters",
+            ),
+            (
+                "select.c:649 UCX  ERROR   no active messages transport to <no debug data>: \
+                 rc_verbs/mlx5_bond_1:1 - Destination is unreachable",
+                "adapters",
+            ),
+            ("no active messages transport to <no debug data>: Unsupported operation", "adapters"),
             (
                 "mlx5_0: ibv_create_cq() failed: Cannot allocate memory. Please set max locked \
                  memory (ulimit -l) to 'unlimited' (current: 64 kbytes)",

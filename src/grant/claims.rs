@@ -13,7 +13,9 @@ pub(super) fn decide(case: &Case<'_>, claim: &Claim) -> Outcome {
     let left = |reason: String| Outcome::LeftAlone { reason };
     let by = quote(&claim.by);
     if case.policy.claims == Claims::Off {
-        return left(format!("policy gives nothing to what other plugins allocate ({by})"));
+        return left(format!(
+            "policy gives nothing to what other plugins allocate ({by}; config.toml, claims = \"off\")"
+        ));
     }
     if let Some(why) = gates::virtual_machine(case) {
         return left(why);

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::gates::{self, NETNS_MODE};
+use super::gates::{self, NETNS_MODE, denied_way};
 use super::words::{list, refuse};
 use super::{Case, Inventory, Notes, Refusal, Sight, selection};
 use crate::inventory::{Hca, LinkLayer, NetnsMode, Node, PodView, Role};
@@ -172,7 +172,7 @@ fn interface_unfit(case: &Case<'_>, hca: &Hca) -> Option<String> {
 pub(super) fn gate(case: &Case<'_>, notes: &mut Notes) -> Result<(), String> {
     let request = case.request;
     if !case.allowance.netns.contains(&NetnsRequest::Exclusive) {
-        return Err("policy does not allow this way".to_owned());
+        return Err(denied_way(case, NetnsRequest::Exclusive));
     }
     if request.devices.as_ref().is_none_or(|devices| *devices == Devices::None) {
         return Err("devices.rdma-ctk.io names no adapter that could move".to_owned());

@@ -3,7 +3,7 @@
 
 use super::words::{asked, list, quote, refuse};
 use super::{Case, Notes, Refusal, exclusive};
-use crate::policy::{Policy, Sandbox};
+use crate::policy::{Allowance, Policy, Sandbox};
 use crate::request::{
     AddressRequest, Can, CarrierPath, Key, NetnsRequest, NodeKind, Pod, Request, Requirement,
     SmcMethod,
@@ -86,6 +86,11 @@ pub(super) fn whose(pod: &Pod) -> String {
     }
 }
 
+/// Where the policy file keeps something from this pod: `config.toml, [default] keys`.
+pub(super) fn place(case: &Case<'_>, setting: &str, has: impl Fn(&Allowance) -> bool) -> String {
+    format!("config.toml, {}", case.policy.place(&case.request.container.pod, setting, has))
+}
+
 /// Why device nodes are not enough under that runtime handler.
 pub(super) fn virtual_machine(case: &Case<'_>) -> Option<String> {
     let handler = &case.request.container.pod.runtime_handler;
@@ -138,8 +143,9 @@ fn keys(case: &Case<'_>) -> Result<(), Refusal> {
             request,
             key,
             format!(
-                "policy does not let {} use this key (allowed: {})",
+                "policy does not let {} use this key ({}: {})",
                 whose(&request.container.pod),
+                place(case, "keys", |allowance| allowance.keys.contains(&key)),
                 list(case.allowance.keys.iter().map(|key| key.word()))
             ),
         )),
@@ -167,7 +173,7 @@ fn netns(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
             if case.allowance.netns.contains(&way) {
                 return Ok(());
             }
-            "policy does not allow this way"
+            return Err(refuse(request, Key::Netns, denied_way(case, way)));
         }
     };
     Err(refuse(request, Key::Netns, why))
@@ -182,6 +188,15 @@ fn address(case: &Case<'_>) -> Result<(), Refusal> {
     }
     let why = "it gives addresses to sub-interfaces; add netns.rdma-ctk.io: ipvlan (or macvlan)";
     Err(refuse(request, Key::Address, why))
+}
+
+/// That policy does not allow a way of the network side.
+pub(super) fn denied_way(case: &Case<'_>, way: NetnsRequest) -> String {
+    format!(
+        "policy does not allow this way ({}: {})",
+        place(case, "netns", |allowance| allowance.netns.contains(&way)),
+        list(case.allowance.netns.iter().map(ToString::to_string))
+    )
 }
 
 fn capabilities(case: &Case<'_>) -> Result<(), Refusal> {
@@ -203,9 +218,10 @@ fn capabilities(case: &Case<'_>) -> Result<(), Refusal> {
             request,
             Key::Capabilities,
             format!(
-                "policy does not give {} to {} (allowed: {})",
+                "policy does not give {} to {} ({}: {})",
                 quote(name),
                 whose(&request.container.pod),
+                place(case, "capabilities", |allowance| allowance.capabilities.contains(name)),
                 list(allowed)
             ),
         )),
@@ -227,7 +243,13 @@ fn node_kinds(case: &Case<'_>) -> Result<(), Refusal> {
             NodeKind::RdmaCm => "the rdma_cm node is not allowed by node policy",
         };
         let key = if typed { Key::Nodes } else { Key::Devices };
-        return Err(refuse(request, key, format!("{why} for {}", whose(&request.container.pod))));
+        let why = format!(
+            "{why} for {} ({}: {})",
+            whose(&request.container.pod),
+            place(case, "nodes", |allowance| allowance.nodes.contains(kind)),
+            list(case.allowance.nodes.iter().map(ToString::to_string))
+        );
+        return Err(refuse(request, key, why));
     }
     // rdma_cm alone opens no adapter: it would be a container without one.
     if request.nodes.iter().all(|kind| *kind == NodeKind::RdmaCm) {

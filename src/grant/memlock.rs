@@ -2,7 +2,7 @@
 //! (`ib_umem_get`); CAP_IPC_LOCK lifts that in the initial user namespace only, and never for a
 //! user other than root, since nothing makes it ambient.
 
-use super::gates::carrier;
+use super::gates::{carrier, place};
 use super::words::{refuse, size};
 use super::{Case, MemlockGrant, Notes, Refusal};
 use crate::request::{Can, Key, Limit, Memlock};
@@ -18,7 +18,8 @@ pub(super) fn raise(case: &Case<'_>, notes: &mut Notes) -> Result<Option<Memlock
     };
     if let Some(most) = case.allowance.memlock_max.filter(|most| *most < bytes) {
         if typed {
-            let why = format!("policy allows at most {}", size(most));
+            let place = place(case, "memlock_max", |a| a.memlock_max.is_none_or(|m| m >= bytes));
+            let why = format!("policy allows at most {} ({place})", size(most));
             return Err(refuse(request, Key::Memlock, why));
         }
         notes.reason("memlock", format!("policy allows at most {}", size(most)));

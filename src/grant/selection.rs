@@ -8,12 +8,13 @@ use std::collections::HashSet;
 use std::fmt;
 
 use super::digest::Digest;
-use super::gates::whose;
+use super::gates::{place, whose};
 use super::gpus;
 use super::words::{list, quote, refuse};
 use super::{Case, Notes, Refusal, claims, gid};
 use crate::inventory::{Hca, Home, LinkLayer, Nearness, NetnsMode, Node, NodeType, PodView, Role};
 use crate::policy::wildcard;
+use crate::request::nearest::nearest;
 use crate::request::{Devices, Key, Link, NodeKind, Selector};
 
 /// The adapters that the container gets, in the order in which they were asked for: for a count
@@ -102,7 +103,10 @@ fn one<'a>(
         return Err(refuse(
             case.request,
             Key::Devices,
-            format!("no RDMA device {what} on this node (have: {})", names(&case.node.hcas)),
+            match nearest(what, ["all", "none", "gpu"]) {
+                Some(word) => format!("no RDMA device {what} {}; did you mean {word}?", have(case)),
+                None => format!("no RDMA device {what} {}", have(case)),
+            },
         ));
     };
     let mut fit = found.iter().copied().filter(|hca| unfit(case, hca, Meant::Itself).is_none());
@@ -148,7 +152,10 @@ fn set<'a>(
     if fit.is_empty() {
         let matching = what.map_or_else(String::new, |what| format!(" that matches {what}"));
         let why = if left_out.is_empty() {
-            format!("no RDMA device on this node{matching} (have: {})", details(&case.node.hcas))
+            match details(&case.node.hcas) {
+                Some(all) => format!("no RDMA device on this node{matching} (have: {all})"),
+                None => "this node has no RDMA device".to_owned(),
+            }
         } else {
             format!(
                 "no RDMA device{matching} can be given ({})",
@@ -269,19 +276,23 @@ fn rail<'a>(case: &Case<'a>, place: u32) -> Result<&'a Hca, Refusal> {
         return rails.get(index).copied().ok_or_else(|| {
             let known = rails.iter().enumerate();
             let known = known.map(|(place, hca)| format!("{place} {}", hca.name));
+            if rails.is_empty() {
+                return refusal("this node has no RDMA device".to_owned());
+            }
             refusal(format!("no rail {place} on this node (have: {})", list(known)))
         });
     }
     let Some(name) = listed.get(index) else {
         let known = listed.iter().enumerate().map(|(place, name)| format!("{place} {name}"));
-        return Err(refusal(format!("no rail {place} in policy (have: {})", list(known))));
+        let known = list(known);
+        return Err(refusal(format!("no rail {place} in policy (config.toml, rails: {known})")));
     };
     let is_it =
         |hca: &&Hca| hca.name == *name || hca.pci.is_some_and(|pci| pci.to_string() == *name);
     case.node.hcas.iter().find(is_it).ok_or_else(|| {
         refusal(format!(
-            "rail {place} is {name} by policy, which this node does not have (have: {})",
-            names(&case.node.hcas)
+            "rail {place} is {name} by policy (config.toml, rails), no RDMA device {}",
+            have(case)
         ))
     })
 }
@@ -357,7 +368,8 @@ impl fmt::Display for Unfit<'_> {
 /// Why that adapter cannot be given to this container; `None`: it can.
 fn unfit<'a>(case: &Case<'a>, hca: &'a Hca, meant: Meant) -> Option<Unfit<'a>> {
     if !case.allowance.permits(hca) {
-        return Some(Unfit::Policy(whose(&case.request.container.pod)));
+        let place = place(case, "adapters", |allowance| allowance.permits(hca));
+        return Some(Unfit::Policy(format!("{} ({place})", whose(&case.request.container.pod))));
     }
     if let Some(why) = case.moving.and_then(|moving| moving.unfit(case, hca)) {
         return Some(Unfit::Stays(why));
@@ -436,11 +448,22 @@ fn names<'a>(hcas: impl IntoIterator<Item = &'a Hca>) -> String {
     list(hcas.into_iter().map(|hca| hca.name.as_str()))
 }
 
-/// What the node has, with what selectors go by: `mlx5_0 (driver mlx5, link roce, numa 0)`.
-fn details<'a>(hcas: impl IntoIterator<Item = &'a Hca>) -> String {
-    list(hcas.into_iter().map(|hca| {
+/// What there is instead: `on this node (have: mlx5_0, mlx5_1)`.
+fn have(case: &Case<'_>) -> String {
+    if case.node.hcas.is_empty() {
+        "on this node, which has none at all".to_owned()
+    } else {
+        format!("on this node (have: {})", names(&case.node.hcas))
+    }
+}
+
+/// What the node has, with what selectors go by: `mlx5_0 (driver mlx5, link roce, numa 0)`; `None`
+/// where it has nothing.
+fn details(hcas: &[Hca]) -> Option<String> {
+    let all = list(hcas.iter().map(|hca| {
         let numa = hca.numa.map_or_else(|| "unknown".to_owned(), |numa| numa.to_string());
         let link = link_word(link_of(hca));
         format!("{} (driver {}, link {link}, numa {numa})", hca.name, hca.driver)
-    }))
+    }));
+    (!hcas.is_empty()).then_some(all)
 }

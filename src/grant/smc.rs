@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 
+use super::gates::place;
 use super::words::{list, quote, refuse};
 use super::{Case, Grant, GrantedMount, Notes, Refusal, Variable};
 use crate::inventory::{
@@ -85,7 +86,8 @@ pub(super) fn add(case: &Case<'_>, grant: &mut Grant, notes: &mut Notes) -> Resu
     let no = |why: String| refuse(request, Key::Smc, why);
     if !case.allowance.keys.contains(&Key::Smc) {
         let whose = super::gates::whose(&request.container.pod);
-        return Err(no(format!("policy does not let {whose} use this key")));
+        let place = place(case, "keys", |allowance| allowance.keys.contains(&Key::Smc));
+        return Err(no(format!("policy does not let {whose} use this key ({place})")));
     }
     if request.carrier.path != CarrierPath::Nri {
         return Err(no(format!(
@@ -127,7 +129,8 @@ fn method(case: &Case<'_>, facts: &SmcFacts, notes: &mut Notes) -> Result<SmcMet
     let possible = |method| {
         if !case.allowance.permits_smc(method) {
             let allowed = list(case.allowance.smc.iter().map(ToString::to_string));
-            return Err(format!("policy does not allow it (allowed: {allowed})"));
+            let place = place(case, "smc", |allowance| allowance.permits_smc(method));
+            return Err(format!("policy does not allow it ({place}: {allowed})"));
         }
         match method {
             SmcMethod::Tcp2smc => {
@@ -468,7 +471,8 @@ fn sysctls(
     for (name, value) in &request.smc_sysctls {
         if !case.allowance.smc_sysctls.contains(name) {
             return Err(format!(
-                "policy does not let it set net.smc.{name} (allowed: {})",
+                "policy does not let it set net.smc.{name} ({}: {})",
+                place(case, "smc_sysctls", |allowance| allowance.smc_sysctls.contains(name)),
                 list(&case.allowance.smc_sysctls)
             ));
         }

@@ -34,6 +34,7 @@ pub mod survey;
 mod tests;
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
@@ -97,7 +98,31 @@ fn is_hook(called: &OsStr) -> bool {
     called.as_bytes().rsplit(|byte| *byte == b'/').next() == Some(HOOK.as_bytes())
 }
 
+/// What the wrapper says of itself before the real runtime's own help.
+const HELP: &str = "\
+rdma-ctk-runtime is an OCI runtime that gives containers their RDMA adapters and then becomes the
+real runtime: that of [wrapper] in /etc/rdma-ctk/config.toml, else the first of runc, crun and youki
+in PATH. It has no options of its own. A container asks by annotation:
+
+  nerdctl run --runtime rdma-ctk-runtime --annotation devices.rdma-ctk.io=all IMAGE COMMAND
+  docker run --runtime rdma --annotation devices.rdma-ctk.io=all IMAGE COMMAND
+                                                      (after `rdma-ctk configure docker`)
+
+What follows is the help of the real runtime.
+
+";
+
+/// Whether somebody only asks what this program is.
+fn is_help(arguments: &[OsString]) -> bool {
+    matches!(arguments, [only] if ["--help", "-h", "help"].iter().any(|word| only == word))
+}
+
 fn wrapper(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode {
+    if is_help(arguments) {
+        let mut out = std::io::stdout();
+        // Without a reader there is nobody to tell.
+        let _ = out.write_all(HELP.as_bytes()).and_then(|()| out.flush());
+    }
     let line = cmdline::parse(arguments);
     let reporter = Reporter::new(&surroundings.roots, &line);
     let done = match &line.action {

@@ -100,6 +100,26 @@ impl Policy {
         parse::from_toml(text)
     }
 
+    /// Where the file keeps something from that pod, to be named in a refusal: `[default] keys`,
+    /// `allow.keys of rule 2`, `keys of narrowing 1`. `has` tells whether an allowance has it.
+    pub fn place(&self, pod: &Pod, setting: &str, has: impl Fn(&Allowance) -> bool) -> String {
+        let rule = self.rules.iter().position(|rule| rule.matches(pod));
+        let given = rule.map_or(&self.default, |at| &self.rules[at].allow);
+        let mut left = Cow::Borrowed(given);
+        if has(&left) {
+            for (at, narrowing) in self.narrow.iter().enumerate().filter(|(_, n)| n.matches(pod)) {
+                narrowing.apply(left.to_mut());
+                if !has(&left) {
+                    return format!("{setting} of narrowing {}", at + 1);
+                }
+            }
+        }
+        match rule {
+            None => format!("[default] {setting}"),
+            Some(at) => format!("allow.{setting} of rule {}", at + 1),
+        }
+    }
+
     /// What that pod may have: what the first rule that matches it gives, else the default, less
     /// what every matching [`Narrowing`] takes away.
     pub fn allowance(&self, pod: &Pod) -> Cow<'_, Allowance> {

@@ -268,6 +268,16 @@ fn labels_and_names_only_take_away() {
     assert!(!batch.virtual_functions);
     assert!(batch.permits(&hca("mlx5_2", None)) && !batch.permits(&hca("mlx5_3", None)));
 
+    let mut by_name = Pod { name: "web-0".into(), ..pod("open", "") };
+    let ceiling = |pod: &Pod, most| {
+        policy.place(pod, "memlock_max", |a| a.memlock_max.is_none_or(|max| max >= most))
+    };
+    assert_eq!(ceiling(&by_name, 2 << 30), "memlock_max of narrowing 2");
+    by_name.namespace = "default".into();
+    assert_eq!(ceiling(&by_name, 16 << 30), "[default] memlock_max");
+    let capabilities = |pod: &Pod| policy.place(pod, "capabilities", |_| false);
+    assert_eq!(capabilities(&pod("open", "")), "allow.capabilities of rule 1");
+
     let both = narrowed("open", "web-0", Some("batch-1"));
     assert_eq!(both.memlock_max, Some(1 << 30));
     assert_eq!(both.capabilities, BTreeSet::from(["IPC_LOCK".to_owned()]));

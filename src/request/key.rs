@@ -49,6 +49,39 @@ pub fn unmatched_scopes<N: AsRef<str>>(
         .collect()
 }
 
+/// What is amiss with the keys of a pod that has those containers, and is no single container's
+/// business: a sentence each.
+pub fn slips<N: AsRef<str>>(
+    annotations: &BTreeMap<String, String>,
+    containers: &[N],
+) -> Vec<String> {
+    let mut sentences: Vec<String> = annotations.keys().filter_map(|key| near(key)).collect();
+    let names = join(containers.iter().map(AsRef::as_ref));
+    sentences.extend(unmatched_scopes(annotations, containers).into_iter().map(|key| {
+        let name = key.split_once("/container.").map_or("", |(_, name)| name);
+        format!("{key}: the pod has no container {name}; it has {names}")
+    }));
+    sentences
+}
+
+/// That a key is none of ours by a slip in the suffix. One that merely resembles ours is not
+/// mentioned: word and suffix both have to be near.
+fn near(key: &str) -> Option<String> {
+    if is_ours(key) {
+        return None;
+    }
+    let (name, scope) = key.split_once('/').map_or((key, ""), |(name, scope)| (name, scope));
+    let (word, suffix) = name.split_once('.')?;
+    let word = nearest(word, Key::ALL.into_iter().map(Key::word))?;
+    nearest(suffix, [SUFFIX])?;
+    let slash = if scope.is_empty() { "" } else { "/" };
+    Some(format!(
+        "{}: is none of our keys, and asks for nothing; did you mean {word}.{SUFFIX}{slash}{}?",
+        shown(key),
+        shown(scope)
+    ))
+}
+
 /// Whether our suffix stands before the `/`. Case does not matter: a slip is to be found.
 pub(super) fn is_ours(key: &str) -> bool {
     let name = key.split_once('/').map_or(key, |(name, _)| name).as_bytes();

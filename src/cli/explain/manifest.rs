@@ -26,6 +26,8 @@ pub struct Subject {
     pub sandbox: PodSandbox,
     /// Itself.
     pub container: Container,
+    /// Names of all containers of the pod.
+    pub siblings: Vec<String>,
     /// What had to be assumed or left out.
     pub notes: Vec<String>,
 }
@@ -229,7 +231,12 @@ fn of_pod(pod: &Pod) -> Result<Vec<Subject>, ManifestError> {
     let sandbox = sandbox(pod)?;
     let spec = &pod.spec;
     let all = spec.init_containers.iter().chain(&spec.containers).chain(&spec.ephemeral_containers);
-    Ok(all.map(|entry| subject(pod, &sandbox, entry)).collect())
+    let mut subjects: Vec<Subject> = all.map(|entry| subject(pod, &sandbox, entry)).collect();
+    let names: Vec<String> = subjects.iter().map(|s| s.container.name.clone()).collect();
+    for subject in &mut subjects {
+        subject.siblings.clone_from(&names);
+    }
+    Ok(subjects)
 }
 
 fn sandbox(pod: &Pod) -> Result<PodSandbox, ManifestError> {
@@ -312,7 +319,8 @@ fn subject(pod: &Pod, sandbox: &PodSandbox, entry: &Entry) -> Subject {
         }),
         ..Container::default()
     };
-    Subject { sandbox: sandbox.clone(), container, notes }
+    let siblings = vec![entry.name.clone()];
+    Subject { sandbox: sandbox.clone(), container, siblings, notes }
 }
 
 fn of_volume(pod: &Pod, mount: &VolumeMount) -> Mount {

@@ -29,7 +29,7 @@ use crate::nri::container::{self, Network, RuntimeLimits, parent_cpus};
 use crate::nri::proto::User;
 use crate::nri::version::Runtime;
 use crate::policy::{self, OnRefusal, Policy};
-use crate::request::{NetnsRequest, Pod, Request, SmcMethod};
+use crate::request::{NetnsRequest, Pod, Request, SmcMethod, slips};
 use crate::roots::Roots;
 use crate::smc;
 pub use manifest::{ManifestError, Subject};
@@ -38,15 +38,26 @@ pub use show::reasons;
 /// Longest manifest.
 const LONGEST: u64 = 8 << 20;
 
+/// What the help says at its end.
+const AFTER: &str = "\
+Exit status: 0 granted, 1 could not tell, 2 wrong usage, 3 no container asks for anything (or what
+asks is somebody else's to serve), 4 at least one container is refused";
+
+/// What the help says of the two ways to call it.
+const USAGE: &str = "rdma-ctk explain [OPTIONS] <FILE>
+       rdma-ctk explain [OPTIONS] -a KEY=VALUE [-a KEY=VALUE]...";
+
 /// Tell what a pod's containers would get, and why
 #[derive(Debug, Args)]
+#[command(override_usage = USAGE, after_help = AFTER)]
 pub struct ExplainArgs {
-    /// Manifest of a pod, or of something that makes pods (- for standard input)
+    /// Manifest of a pod, or of something that makes pods (- for standard input); none is needed
+    /// with -a
     #[arg(value_name = "FILE", required_unless_present = "annotations")]
     file: Option<PathBuf>,
     #[command(flatten)]
     view: ViewArgs,
-    /// An annotation; without a manifest, all that is known of the pod
+    /// An annotation, over those of the manifest; without one, all that is known of the pod
     #[arg(short, long = "annotation", value_name = "KEY=VALUE", value_parser = pair)]
     annotations: Vec<(String, String)>,
     /// Only this container of the manifest; without one, the container's name [default: app]
@@ -248,8 +259,9 @@ impl<'a> World<'a> {
                 Some((name, version)) => Runtime::detect(name, &version, ""),
                 None => {
                     notes.push(format!(
-                        "the runtime is taken to be {} {} (--runtime)",
-                        ASSUMED.0, ASSUMED.1
+                        "no container runtime is found here, so this is the answer under {} {}; \
+                         for another one name it, as in --runtime \"{} 2.1.9\"",
+                        ASSUMED.0, ASSUMED.1, ASSUMED.0
                     ));
                     Runtime::detect(ASSUMED.0, ASSUMED.1, "")
                 }
@@ -263,7 +275,8 @@ impl<'a> World<'a> {
 
     /// What the daemon would decide about that container.
     fn explain(&self, subject: Subject) -> Explanation {
-        let Subject { mut sandbox, container: subject, mut notes } = subject;
+        let Subject { mut sandbox, container: subject, siblings, mut notes } = subject;
+        notes.extend(slips(&sandbox.annotations, &siblings));
         notes.extend(self.notes.iter().cloned());
         if let Some(linux) = &mut sandbox.linux {
             linux.cgroup_parent = self.pods_group().to_owned();

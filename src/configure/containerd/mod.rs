@@ -97,9 +97,12 @@ pub enum ContainerdError {
         /// Its type.
         kind: String,
     },
-    /// This containerd has no NRI.
-    #[error("containerd {version} has no NRI: 1.7 is the first version with it")]
-    NoNri {
+    /// This containerd has no NRI, or one that carries no limits.
+    #[error(
+        "containerd {version} cannot raise the locked-memory limit through NRI: 1.7.7 is the first \
+         that can; `rdma-ctk configure containerd --runtime` works with older ones"
+    )]
+    TooOld {
         /// Its version.
         version: Version,
     },
@@ -119,6 +122,26 @@ pub enum ContainerdError {
     /// What is there cannot be looked at.
     #[error(transparent)]
     Apply(#[from] super::record::ApplyError),
+}
+
+impl ContainerdError {
+    /// With the path of the file itself where it has the path that containerd knows.
+    fn located(mut self, roots: &Roots) -> Self {
+        match &mut self {
+            Self::Read { path, .. }
+            | Self::Parse { path, .. }
+            | Self::Imports { path }
+            | Self::NoTable { path, .. }
+            | Self::OldConfig { path, .. }
+            | Self::Generated { path } => *path = locate(roots, path),
+            Self::NoRuntime { .. }
+            | Self::NotRunc { .. }
+            | Self::TooOld { .. }
+            | Self::Index(_)
+            | Self::Apply(_) => {}
+        }
+        self
+    }
 }
 
 /// How the plugin is started.
@@ -172,11 +195,15 @@ pub fn installed_version() -> Option<Version> {
 /// # Errors
 /// containerd's files cannot be understood, or must not be changed by us.
 pub fn plan(roots: &Roots, options: &Options) -> Result<Plan, ContainerdError> {
+    make(roots, options).map_err(|error| error.located(roots))
+}
+
+fn make(roots: &Roots, options: &Options) -> Result<Plan, ContainerdError> {
     if options.index.len() != 2 || !options.index.bytes().all(|b| b.is_ascii_digit()) {
         return Err(ContainerdError::Index(options.index.clone()));
     }
-    if let Some(version) = options.version.filter(|version| *version < Version::NRI) {
-        return Err(ContainerdError::NoNri { version });
+    if let Some(version) = options.version.filter(|version| *version < Version::LIMITS) {
+        return Err(ContainerdError::TooOld { version });
     }
     let locate = |path: &Path| locate(roots, path);
     let node = Node::read(&options.config, options.version, DROP_IN, &locate)?;

@@ -122,6 +122,10 @@ pub struct Entry {
 /// # Errors
 /// containerd's files cannot be understood, or must not be changed by us.
 pub fn runtime_plan(roots: &Roots, options: &RuntimeOptions) -> Result<Plan, ContainerdError> {
+    make(roots, options).map_err(|error| error.located(roots))
+}
+
+fn make(roots: &Roots, options: &RuntimeOptions) -> Result<Plan, ContainerdError> {
     let locate = |path: &Path| locate(roots, path);
     let node = Node::read(&options.config, options.version, DROP_IN, &locate)?;
     let mut plan = Plan::default();

@@ -20,8 +20,8 @@ impl Version {
     pub const DEEP_MERGE: Self = Self(2, 0, 0);
     /// NRI 0.10: the default validator, and plugins that are required.
     pub const VALIDATOR: Self = Self(2, 2, 0);
-    /// The first version with NRI.
-    pub const NRI: Self = Self(1, 7, 0);
+    /// The first version whose NRI carries limits of resources: NRI 0.4.
+    pub const LIMITS: Self = Self(1, 7, 7);
 
     /// The version of configuration files that this containerd takes as they are.
     pub fn config_version(self) -> i64 {

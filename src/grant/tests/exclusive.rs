@@ -180,7 +180,8 @@ fn what_stands_in_the_way_of_the_whole_is_told_before_anything_else() {
     };
     assert_eq!(
         refused(&node, &denied, &asks("all")),
-        "netns.rdma-ctk.io: policy does not allow this way"
+        "netns.rdma-ctk.io: policy does not allow this way (config.toml, [default] netns: auto, \
+         shared, host)"
     );
     let gpu = refused(&node, &policy(), &asks("gpu"));
     assert!(gpu.contains("the GPUs of a container are not known yet"), "{gpu}");

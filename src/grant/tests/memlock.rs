@@ -81,7 +81,7 @@ fn c02_policy_has_a_ceiling() {
     typed(&mut request, Key::Memlock, "1Ti");
     assert_eq!(
         refusal_under(&request, &node, &PodView::Host, &policy),
-        "memlock.rdma-ctk.io=1Ti: policy allows at most 64 GiB"
+        "memlock.rdma-ctk.io=1Ti: policy allows at most 64 GiB (config.toml, [default] memlock_max)"
     );
 }
 

@@ -99,7 +99,7 @@ fn c17_mad_nodes_need_policy() {
     assert_eq!(
         sentence,
         "nodes.rdma-ctk.io=uverbs,umad,issm: MAD devices are not allowed by node policy for \
-         namespace team-a"
+         namespace team-a (config.toml, [default] nodes: uverbs, rdma_cm)"
     );
     let mut policy = Policy::default();
     policy.default.nodes.extend([NodeKind::Umad, NodeKind::Issm]);

@@ -32,11 +32,16 @@ fn c10_an_unknown_device_is_refused_with_what_there_is() {
     );
     assert_eq!(
         refusal(&request("mlx5_9"), &node([]), &PodView::Host),
-        "devices.rdma-ctk.io=mlx5_9: no RDMA device mlx5_9 on this node (have: none)"
+        "devices.rdma-ctk.io=mlx5_9: no RDMA device mlx5_9 on this node, which has none at all"
     );
     assert_eq!(
         refusal(&request("all"), &node([]), &PodView::Host),
-        "devices.rdma-ctk.io=all: no RDMA device on this node (have: none)"
+        "devices.rdma-ctk.io=all: this node has no RDMA device"
+    );
+    assert_eq!(
+        refusal(&request("All"), &two, &PodView::Host),
+        "devices.rdma-ctk.io=All: no RDMA device All on this node (have: mlx5_0, mlx5_1); did you \
+         mean all?"
     );
     let sentence = refusal(&request("driver:efa"), &two, &PodView::Host);
     assert!(
@@ -85,8 +90,11 @@ fn policys_rails_are_places_in_its_list() {
     let grant = grant_under(&request("rail:1,rail:0"), &node, &PodView::Host, &policy);
     assert_eq!(names(&grant), ["mlx5_1", "mlx5_3"]);
     for (rail, said) in [
-        ("rail:2", "rail 2 is mlx5_7 by policy, which this node does not have (have: mlx5_0"),
-        ("rail:3", "no rail 3 in policy (have: 0 mlx5_3, 1 0000:11:00.0, 2 mlx5_7)"),
+        (
+            "rail:2",
+            "rail 2 is mlx5_7 by policy (config.toml, rails), no RDMA device on this node (have: mlx5_0",
+        ),
+        ("rail:3", "no rail 3 in policy (config.toml, rails: 0 mlx5_3, 1 0000:11:00.0, 2 mlx5_7)"),
     ] {
         let sentence = refusal_under(&request(rail), &node, &PodView::Host, &policy);
         assert!(sentence.contains(said), "{sentence}");
@@ -305,7 +313,7 @@ fn policy_decides_who_gets_what() {
     assert_eq!(
         refusal_under(&request("mlx5_0"), &node, &PodView::Host, &policy),
         "devices.rdma-ctk.io=mlx5_0: mlx5_0 cannot be given: policy does not give it to namespace \
-         team-a (can be given: mlx5_1)"
+         team-a (config.toml, [default] adapters) (can be given: mlx5_1)"
     );
     policy.default.adapters = ["0000:10:*".to_owned()].into();
     let grant = grant_under(&request("all"), &node, &PodView::Host, &policy);
@@ -314,8 +322,8 @@ fn policy_decides_who_gets_what() {
     policy.default.keys.remove(&Key::Devices);
     assert_eq!(
         refusal_under(&request("all"), &node, &PodView::Host, &policy),
-        "devices.rdma-ctk.io=all: policy does not let namespace team-a use this key (allowed: \
-         nodes, memlock, numa, env, netns, smc, require)"
+        "devices.rdma-ctk.io=all: policy does not let namespace team-a use this key \
+         (config.toml, [default] keys: nodes, memlock, numa, env, netns, smc, require)"
     );
     policy.rules.push(Rule { namespaces: ["team-*".to_owned()].into(), ..Rule::default() });
     assert_eq!(names(&grant_under(&request("all"), &node, &PodView::Host, &policy)).len(), 2);

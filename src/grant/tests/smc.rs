@@ -187,7 +187,12 @@ fn sysctls_are_those_that_policy_allows_and_the_kernel_has() {
     let smc = given(&asks, &node, &view, &able(), &open()).smc.unwrap();
     assert_eq!(smc.sysctls, [("net.smc.wmem".to_owned(), "262144".to_owned())]);
     let closed = denied(&asks, &node, &view, &able(), &Policy::default());
-    assert!(closed.contains("policy does not let it set net.smc.wmem (allowed: none)"), "{closed}");
+    assert!(
+        closed.contains(
+            "policy does not let it set net.smc.wmem (config.toml, [default] smc_sysctls: none)"
+        ),
+        "{closed}"
+    );
     asks.smc_sysctls = [("rmem".to_owned(), 262_144)].into();
     let old = denied(&asks, &node, &view, &able(), &open());
     assert!(old.contains("this kernel has no net.smc.rmem (it has: smcr_buf_type, wmem)"), "{old}");
@@ -202,7 +207,10 @@ fn policy_chooses_methods_and_key() {
     let (node, mut policy) = (machine(), Policy::default());
     policy.default.smc = [SmcMethod::Preload].into();
     let denied_bpf = denied(&on_host(SmcMethod::Bpf), &node, &PodView::Host, &able(), &policy);
-    assert!(denied_bpf.ends_with("policy does not allow it (allowed: preload)"), "{denied_bpf}");
+    assert!(
+        denied_bpf.ends_with("policy does not allow it (config.toml, [default] smc: preload)"),
+        "{denied_bpf}"
+    );
     policy.default.keys = [Key::Devices].into();
     let key = denied(&on_host(SmcMethod::Bpf), &node, &PodView::Host, &able(), &policy);
     assert!(key.contains("policy does not let namespace team-a use this key"), "{key}");

@@ -7,7 +7,7 @@ use super::*;
 use crate::policy::Dialect;
 use crate::request::{
     EnvFamily, EnvMode, Limits, Link, Memlock, NetnsRequest, NodeKind, NumaMode, Requirement,
-    Selector, carries_grant, is_unprintable, mentions_us, unmatched_scopes,
+    Selector, carries_grant, is_unprintable, mentions_us, slips, unmatched_scopes,
 };
 
 fn annotations(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -310,6 +310,39 @@ fn unknown_keys_name_the_nearest() {
     assert_snapshot!(error(&[("devices.RDMA-CTK.io", "all")]), @"devices.RDMA-CTK.io: there is no such key; did you mean devices.rdma-ctk.io?");
     // Of another container: not this one's business.
     assert!(read(&[("device.rdma-ctk.io/container.b", "all")], "a").is_ok());
+}
+
+#[test]
+fn slips_that_no_container_is_told_of() {
+    for (key, expected) in [
+        (
+            "devices.rdma-ctk.oi",
+            "devices.rdma-ctk.oi: is none of our keys, and asks for nothing; did you mean \
+             devices.rdma-ctk.io?",
+        ),
+        (
+            "device.rdma-ctk.com/container.main",
+            "device.rdma-ctk.com/container.main: is none of our keys, and asks for nothing; did \
+             you mean devices.rdma-ctk.io/container.main?",
+        ),
+        (
+            "devices.rdma-ctk.io/container.mian",
+            "devices.rdma-ctk.io/container.mian: the pod has no container mian; it has main, logger",
+        ),
+        (
+            "env.rdma-ctk.io/container.x",
+            "env.rdma-ctk.io/container.x: the pod has no container x; it has main, logger",
+        ),
+        ("devices.rdma-ctk.io/container.main", ""),
+        ("devices.rdma-ctk.io", ""),
+        ("devices.example.org", ""),
+        ("colour.rdma-ctk.oi", ""),
+        ("rdma-ctk.oi", ""),
+        ("devices", ""),
+    ] {
+        let told = slips(&annotations(&[(key, "all")]), &["main", "logger"]);
+        assert_eq!(told.concat(), expected, "{key}");
+    }
 }
 
 #[test]
