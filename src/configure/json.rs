@@ -64,6 +64,37 @@ pub fn set(text: &str, path: &[&str], value: &Value) -> Result<String, JsonError
     Ok(insert(text, &object, &style, key, &nested))
 }
 
+/// The text without the member at that path, and everything else as it was.
+///
+/// # Errors
+/// The text is no JSON object.
+pub fn remove(text: &str, path: &[&str]) -> Result<String, JsonError> {
+    // A path of no members changes nothing, and is checked.
+    let mut text = set(text, &[], &Value::Null)?;
+    // Of several members by one name all go, lest an earlier one comes to count.
+    while let Some(range) = member_range(&text, path) {
+        text.replace_range(range, "");
+    }
+    Ok(text)
+}
+
+/// What has to go with a member: a comma too, and what stands between it and its neighbour.
+fn member_range(text: &str, path: &[&str]) -> Option<std::ops::Range<usize>> {
+    let (last, tables) = path.split_last()?;
+    let mut object = Object::at(text, text.len() - text.trim_start().len())?;
+    for key in tables {
+        let member = object.members.iter().rev().find(|member| member.key == *key)?;
+        object = Object::at(text, member.value.start)?;
+    }
+    let at = object.members.iter().rposition(|member| member.key == *last)?;
+    let member = &object.members[at];
+    Some(match (object.members.get(at + 1), at.checked_sub(1)) {
+        (Some(next), _) => member.key_at..next.key_at,
+        (None, Some(before)) => object.members[before].value.end..member.value.end,
+        (None, None) => object.open + 1..object.close,
+    })
+}
+
 fn insert(text: &str, object: &Object, style: &Style, key: &str, value: &Value) -> String {
     let key = Value::from(key).to_string();
     if let Some(last) = object.members.last() {
@@ -346,10 +377,36 @@ mod tests {
             prop_assert!(same + end >= before.len().min(after.len()) || before.len() > same);
         }
 
+        /// What is set where nothing was, and then removed, leaves what was.
+        #[test]
+        fn what_was_added_can_be_removed(
+            document in values(), pretty in any::<bool>(), key in "[a-d]",
+        ) {
+            let Value::Object(members) = &document else { return Ok(()) };
+            let before = if pretty {
+                serde_json::to_string_pretty(&document).unwrap()
+            } else {
+                document.to_string()
+            };
+            let after = remove(&before, &[&key]).unwrap();
+            let mut expected = members.clone();
+            expected.shift_remove(&key);
+            let left: Value = serde_json::from_str(&after).unwrap();
+            prop_assert_eq!(left, Value::Object(expected));
+            if !members.contains_key(&key) {
+                prop_assert_eq!(&after, &before);
+                if !members.is_empty() {
+                    let set = set(&before, &[&key], &json!({"x": 1})).unwrap();
+                    prop_assert_eq!(remove(&set, &[&key]).unwrap(), before);
+                }
+            }
+        }
+
         #[test]
         fn no_text_panics(text in ".{0,64}", path in prop::collection::vec("[a-c]", 0..3)) {
             let path: Vec<&str> = path.iter().map(String::as_str).collect();
             let _ = set(&text, &path, &json!(1));
+            let _ = remove(&text, &path);
         }
     }
 }

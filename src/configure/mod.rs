@@ -12,6 +12,7 @@ pub mod docker;
 mod json;
 pub mod podman;
 mod record;
+mod reversal;
 mod tables;
 
 pub use change::{Content, FileChange, Plan};

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::change::{Content, FileChange, Plan};
+use super::reversal::without;
 use crate::roots::Roots;
 
 /// What is added to the name of a file to name its backup. Imports of `*.toml` do not match it.
@@ -25,9 +26,9 @@ pub enum ApplyError {
         /// The file.
         path: PathBuf,
     },
-    /// A file that we changed was changed again, so that taking ours back would lose that.
+    /// A file that we changed was changed again, and what is ours cannot be told from the rest.
     #[error(
-        "{}: somebody has changed it since; take the settings of rdma-ctk back by hand. The text \
+        "{}: somebody has changed it since, and it cannot be read; take the settings of rdma-ctk back by hand. The text \
          before rdma-ctk is in {}",
         path.display(),
         backup.display()
@@ -55,7 +56,11 @@ pub enum ApplyError {
         record: PathBuf,
     },
     /// A file that we made was changed.
-    #[error("{}: made by rdma-ctk and changed since by somebody; remove it by hand", path.display())]
+    #[error(
+        "{}: made by rdma-ctk, and somebody has put something else there that it cannot take \
+         itself out of; remove it by hand",
+        path.display()
+    )]
     MadeAndChanged {
         /// The file.
         path: PathBuf,
@@ -156,12 +161,9 @@ pub fn apply(roots: &Roots, owner: Owner, plan: &Plan) -> Result<(), ApplyError>
             entry.undoing = false;
             continue;
         }
-        let entry = Entry::of(owner, change);
-        if let Was::File(backup) = &entry.was {
-            copy(&change.path, backup)?;
-        }
-        entries.retain(|entry| entry.path != change.path);
-        entries.push(entry);
+        let old = entries.iter().position(|entry| entry.path == change.path);
+        let old = old.map(|at| entries.remove(at));
+        entries.push(Entry::begin(owner, change, old)?);
     }
     write_record(&path, &entries)?;
     for change in &plan.files {
@@ -200,13 +202,20 @@ pub fn undo_plan(roots: &Roots, owner: Owner) -> Result<Plan, ApplyError> {
         }
         // A link is replaced in two steps, between which there is nothing.
         let halfway = entry.undoing && before.is_none();
-        if before != entry.now && !halfway {
-            return Err(match entry.was {
-                Was::File(backup) => ApplyError::ChangedSince { path: entry.path, backup },
-                Was::Nothing | Was::Link(_) => ApplyError::MadeAndChanged { path: entry.path },
-            });
+        if before == entry.now || halfway {
+            plan.files.push(FileChange { path: entry.path, before, after });
+            continue;
         }
-        plan.files.push(FileChange { path: entry.path, before, after });
+        let left = entry.without(before.as_ref(), after.as_ref())?;
+        let path = entry.path.display();
+        plan.notes.push(if left == before {
+            format!("{path}: somebody has changed it since; nothing of rdma-ctk is left in it")
+        } else {
+            format!("{path}: somebody has changed it since; only what is rdma-ctk's is taken out")
+        });
+        if left != before {
+            plan.files.push(FileChange { path: entry.path, before, after: left });
+        }
     }
     Ok(plan)
 }
@@ -230,8 +239,13 @@ pub fn undo(roots: &Roots, owner: Owner, plan: &Plan) -> Result<(), ApplyError> 
     for entry in ours.iter().rev() {
         let planned = plan.files.iter().find(|change| change.path == entry.path);
         match (&entry.was, planned) {
-            (Was::File(backup), Some(change)) => {
+            (Was::File(backup), Some(change)) if content(backup)? == change.after => {
                 fs::rename(backup, &change.path).map_err(at(&change.path))?;
+            }
+            // Somebody had changed it: what is left is neither ours nor what was before.
+            (Was::File(backup), Some(change)) => {
+                put(&change.path, change.after.as_ref())?;
+                gone(fs::remove_file(backup)).map_err(at(backup))?;
             }
             // It is what it was already, or has been put back before.
             (Was::File(backup), None) => gone(fs::remove_file(backup)).map_err(at(backup))?,
@@ -257,6 +271,65 @@ pub fn undo(roots: &Roots, owner: Owner, plan: &Plan) -> Result<(), ApplyError> 
 }
 
 impl Entry {
+    /// The entry for a change that is about to be made, with the backup beside the file. `old` is
+    /// what the record has of the file, whose text somebody has changed since: then the way back
+    /// leads to the text as it is now without what is ours.
+    fn begin(owner: Owner, change: &FileChange, old: Option<Self>) -> Result<Self, ApplyError> {
+        let mut entry = Self::of(owner, change);
+        let base = match old {
+            None => change.before.clone(),
+            Some(old) => {
+                let was = match &old.was {
+                    Was::File(backup) => content(backup)?,
+                    Was::Nothing | Was::Link(_) => None,
+                };
+                let base = old.without(change.before.as_ref(), was.as_ref())?;
+                if base.is_none() {
+                    entry.was = Was::Nothing;
+                    if let Was::File(backup) = &old.was {
+                        gone(fs::remove_file(backup)).map_err(at(backup))?;
+                    }
+                }
+                entry.folders = old.folders;
+                base
+            }
+        };
+        if let (Was::File(backup), Some(Content::Text(text))) = (&entry.was, &base) {
+            copy(&change.path, text, backup)?;
+        }
+        Ok(entry)
+    }
+
+    /// What is left of a file that somebody has changed when what is ours is taken out; `was` is
+    /// what was there before us.
+    fn without(
+        &self,
+        now: Option<&Content>,
+        was: Option<&Content>,
+    ) -> Result<Option<Content>, ApplyError> {
+        let text = |content: Option<&Content>| match content {
+            Some(Content::Text(text)) => Some(text.clone()),
+            None => Some(String::new()),
+            Some(Content::Link(_)) => None,
+        };
+        let texts = text(was).zip(text(self.now.as_ref())).zip(text(now));
+        let left = match texts {
+            // Whatever it was, it is gone, and ours with it.
+            Some(_) if now.is_none() => Ok(None),
+            Some(((was, ours), now)) => without(&self.path, &was, &ours, &now),
+            None => Err(()),
+        };
+        match (left, &self.was) {
+            (Ok(left), _) => Ok(left.map(Content::Text)),
+            (Err(()), Was::File(backup)) => {
+                Err(ApplyError::ChangedSince { path: self.path.clone(), backup: backup.clone() })
+            }
+            (Err(()), Was::Nothing | Was::Link(_)) => {
+                Err(ApplyError::MadeAndChanged { path: self.path.clone() })
+            }
+        }
+    }
+
     fn of(owner: Owner, change: &FileChange) -> Self {
         let was = match &change.before {
             Some(Content::Text(_)) => {
@@ -367,11 +440,11 @@ fn write(path: &Path, text: &str, like: Option<fs::Metadata>) -> io::Result<()> 
     file.sync_all()
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), ApplyError> {
-    let text = fs::read_to_string(from).map_err(at(from))?;
+/// Writes a text with the owner and mode of another file.
+fn copy(from: &Path, text: &str, to: &Path) -> Result<(), ApplyError> {
     let like = fs::metadata(from).map_err(at(from))?;
     let new = beside(to);
-    write(&new, &text, Some(like)).and_then(|()| fs::rename(&new, to)).map_err(at(to))
+    write(&new, text, Some(like)).and_then(|()| fs::rename(&new, to)).map_err(at(to))
 }
 
 /// A name in the same folder that no `*.toml` matches.

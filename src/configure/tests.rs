@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::{ApplyError, Owner, Plan, apply, undo, undo_plan};
+use super::{ApplyError, Owner, Plan, apply, containerd, crio, docker, podman, undo, undo_plan};
 use crate::roots::Roots;
 
 /// A node with files, by their paths below its root.
@@ -65,6 +65,89 @@ impl Fixture {
         undo(&self.roots, owner, &back).unwrap();
         assert_eq!(self.everything(), before);
         assert!(matches!(undo_plan(&self.roots, owner), Err(ApplyError::NoRecord { .. })));
+    }
+}
+
+/// Once the file was written anew in between by somebody, whether or not we then came again, what is
+/// taken back is all of ours and nothing of theirs.
+#[test]
+fn what_was_written_anew_in_between_is_taken_back_too() {
+    type Make = fn(&Roots, bool) -> Plan;
+    let makes: [(Owner, Make, &str, &str); 4] = [
+        (
+            Owner::Docker,
+            |roots, default| {
+                docker::plan(roots, &docker::Options { default, ..docker::Options::default() })
+                    .unwrap()
+            },
+            "etc/docker/daemon.json",
+            "\"debug\":true,",
+        ),
+        (
+            Owner::Podman,
+            |roots, default| {
+                let share = roots.etc.join("share");
+                let options = podman::Options { default, share, ..podman::Options::default() };
+                podman::plan(roots, &options).unwrap()
+            },
+            "etc/containers/containers.conf.d/99-rdma-ctk.conf",
+            "[network]\ndefault_subnet = '10.9.0.0/16'\n",
+        ),
+        (
+            Owner::CriO,
+            |roots, default| {
+                crio::plan(roots, &crio::Options { default, ..crio::Options::default() }).unwrap()
+            },
+            "etc/crio/crio.conf.d/99-rdma-ctk.conf",
+            "[crio.image]\npause_image = 'p'\n",
+        ),
+        (
+            Owner::Containerd,
+            |roots, default| {
+                let version = "2.1.9".parse().ok();
+                let options = containerd::RuntimeOptions {
+                    default,
+                    version,
+                    ..containerd::RuntimeOptions::default()
+                };
+                containerd::runtime_plan(roots, &options).unwrap()
+            },
+            "etc/containerd/config.toml",
+            "[metrics]\naddress = 'x'\n",
+        ),
+    ];
+    for (owner, make, name, theirs) in makes {
+        for (exists, again) in [(false, false), (false, true), (true, false), (true, true)] {
+            let before = if owner == Owner::Docker { "{\"a\": 1}" } else { "version = 2\n" };
+            let files = [(name, before)];
+            let fixture = Fixture::new(&files[..usize::from(exists)]);
+            let path = fixture.folder.path().join(name);
+            let now = || fs::read_to_string(&path).unwrap();
+            apply(&fixture.roots, owner, &make(&fixture.roots, false)).unwrap();
+            assert!(now().contains("rdma-ctk-runtime"), "{name}: {}", now());
+            // Another order, another form, and something of their own.
+            let text = if owner == Owner::Docker {
+                let value: serde_json::Value = serde_json::from_str(&now()).unwrap();
+                value.to_string().replacen('{', &format!("{{{theirs}"), 1)
+            } else {
+                format!("{}{theirs}", now())
+            };
+            fs::write(&path, text).unwrap();
+            if again {
+                apply(&fixture.roots, owner, &make(&fixture.roots, true)).unwrap();
+            }
+            let back = undo_plan(&fixture.roots, owner).unwrap();
+            undo(&fixture.roots, owner, &back).unwrap();
+            let left = fs::read_to_string(&path).unwrap_or_default();
+            assert!(!left.contains("rdma"), "{name} {exists} {again}: {left}");
+            let kept = theirs.trim().lines().last().unwrap_or_default().trim_end_matches(',');
+            assert!(left.contains(kept), "{name} {exists} {again}: {left}");
+            assert!(undo_plan(&fixture.roots, owner).is_err(), "{name}");
+            let around = path.parent().unwrap();
+            let backups = fs::read_dir(around).into_iter().flatten().flatten();
+            let backups = backups.filter(|e| e.file_name().to_string_lossy().contains(".bak"));
+            assert_eq!(backups.count(), 0, "{name} {exists} {again}");
+        }
     }
 }
 

@@ -501,15 +501,22 @@ fn what_others_have_changed_since_is_not_lost() {
     apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
     let edited = fixture.read(MAIN) + "# and more\n";
     fixture.write(MAIN, &edited);
-    let error = undo_plan(&fixture.roots, Owner::Containerd).unwrap_err().to_string();
-    assert!(error.contains("config.toml.rdma-ctk.bak"), "{error}");
-    assert_eq!(fixture.read(MAIN), edited);
+    let theirs = format!("{V2}# more\n# and more\n");
+    let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
+    assert!(back.notes[0].contains("only what is rdma-ctk's is taken out"), "{:?}", back.notes);
+    assert_eq!(back.files[0].after, Some(Content::Text(theirs.clone())));
 
-    // A change on top of theirs goes back to theirs.
+    // A change on top of theirs goes back to theirs, too.
     apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("2.2.0"))).unwrap();
     let back = undo_plan(&fixture.roots, Owner::Containerd).unwrap();
     undo(&fixture.roots, Owner::Containerd, &back).unwrap();
-    assert_eq!(fixture.read(MAIN), edited);
+    assert_eq!(fixture.read(MAIN), theirs);
+
+    // Where it cannot be told what is ours the way by hand is named.
+    apply(&fixture.roots, Owner::Containerd, &fixture.plan(&version("1.7.34"))).unwrap();
+    fixture.write(MAIN, "[");
+    let error = undo_plan(&fixture.roots, Owner::Containerd).unwrap_err().to_string();
+    assert!(error.contains("config.toml.rdma-ctk.bak"), "{error}");
 }
 
 #[test]
