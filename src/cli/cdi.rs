@@ -249,7 +249,8 @@ fn show(listing: &Listing) -> String {
     } else {
         let rows = listing.devices.iter().map(|row| {
             let nodes: Vec<String> = row.nodes.iter().map(short).collect();
-            let file = row.file.as_ref().map_or("-".into(), |file| file.display().to_string());
+            let file =
+                row.file.as_ref().map_or_else(|| "-".into(), |file| file.display().to_string());
             vec![row.device.clone(), nodes.join(" "), file]
         });
         table(&["DEVICE", "NODES", "FILE"], rows)
