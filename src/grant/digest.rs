@@ -41,6 +41,11 @@ impl Digest {
     }
 }
 
+/// A number for some texts: the same on every build and machine, and far from that of any others.
+pub fn spread<'a>(parts: impl IntoIterator<Item = &'a String>) -> u64 {
+    Digest::of(parts).spread()
+}
+
 impl io::Write for Digest {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.add(bytes);

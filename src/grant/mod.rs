@@ -28,6 +28,7 @@ mod smc;
 mod words;
 
 pub use cpuset::{Resent, resend};
+pub use digest::spread;
 pub use exclusive::{Moving, Use, exclusive, interfaces, is_movable};
 pub use smc::{LIBRARY, PNET_OURS, PnetGrant, SmcFacts, SmcGrant};
 

@@ -55,6 +55,11 @@ impl Prefix {
         wide && (address == self.first() || last)
     }
 
+    /// Whether it holds that address and [reserves](Self::reserves) it.
+    pub fn reserves_in(self, address: IpAddr) -> bool {
+        self.holds(address) && self.reserves(address)
+    }
+
     /// The bits that differ within the network.
     fn rest(self) -> u128 {
         let free = u32::from(width(self.address).saturating_sub(self.length));
