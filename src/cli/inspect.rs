@@ -8,10 +8,14 @@ use serde::Serialize;
 use super::explain::reasons;
 use super::output::{print, render, table};
 use super::root::ViewArgs;
+use super::smc::connections;
 use super::{Error, Exit};
 use crate::daemon::links::journal::{Away, away};
 use crate::daemon::records::{self, DaemonState, PodRecord, Record, Records, Verdict};
+use crate::daemon::smc_view::{self, ContainerView};
 use crate::doctor;
+use crate::policy;
+use crate::roots::Roots;
 
 /// Tell what running containers were given, and why
 #[derive(Debug, Args)]
@@ -31,6 +35,7 @@ struct Answer<'a> {
     pods: &'a [PodRecord],
     unheard: &'a [String],
     away: &'a [Away],
+    smc: &'a [ContainerView],
     unreadable: Vec<String>,
 }
 
@@ -56,20 +61,35 @@ pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
             return Err(Error::NotOnRecord { name: name.clone() });
         }
     }
+    let smc = smc(&trees.roots, &records, &mut unheard);
     let answer = Answer {
         daemon: &records.daemon,
         containers: &records.containers,
         pods: &records.pods,
         unheard: &unheard,
         away: &away,
+        smc: &smc,
         unreadable: records.unreadable.iter().map(ToString::to_string).collect(),
     };
     let text = match render(args.view.output, &answer)? {
         Some(text) => text,
-        None => describe(&records, &unheard, &away, args.name.is_some()),
+        None => describe(&records, &smc, &unheard, &away, args.name.is_some()),
     };
     print(&text)?;
     Ok(Exit::Success)
+}
+
+/// How connections of these containers go, of those that have SMC-R. What could not be looked at goes
+/// into `problems`.
+fn smc(roots: &Roots, records: &Records, problems: &mut Vec<String>) -> Vec<ContainerView> {
+    let has = |record: &Record| matches!(&record.verdict, Verdict::Granted { grant } if grant.smc.is_some());
+    if !records.containers.iter().any(has) {
+        return Vec::new();
+    }
+    // A broken policy hides nothing of what runs.
+    let seen = smc_view::look(roots, records, &policy::load(roots).unwrap_or_default());
+    problems.extend(seen.problems);
+    seen.containers
 }
 
 fn is_pod(name: &str, namespace: &str, pod: &str) -> bool {
@@ -86,7 +106,13 @@ fn is_meant(name: &str, record: &Record) -> bool {
 }
 
 /// A line for each container; all about each if one was asked for.
-fn describe(records: &Records, unheard: &[String], away: &[Away], whole: bool) -> String {
+fn describe(
+    records: &Records,
+    smc: &[ContainerView],
+    unheard: &[String],
+    away: &[Away],
+    whole: bool,
+) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     if !whole {
@@ -113,8 +139,19 @@ fn describe(records: &Records, unheard: &[String], away: &[Away], whole: bool) -
     }
     let mut notes = String::new();
     for record in &records.containers {
+        let smc = smc.iter().find(|container| container.id == record.id);
         if whole {
             detail(&mut notes, record);
+            if let Some(container) = smc {
+                let _ = writeln!(notes, "  SMC-R by {}: {}", container.method, container.summary);
+                connections(&mut notes, container);
+            }
+        } else if let Some(container) = smc {
+            let _ = writeln!(
+                notes,
+                "{} {}: SMC-R by {}: {}",
+                record.pod, record.name, container.method, container.summary
+            );
         } else if let Some(sentence) = sentence(&record.verdict) {
             let _ = writeln!(notes, "{} {}: {sentence}", record.pod, record.name);
         }

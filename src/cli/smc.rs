@@ -130,6 +130,11 @@ fn describe(seen: &Overview, whole: bool) -> String {
 
 fn detail(text: &mut String, container: &ContainerView) {
     let _ = writeln!(text, "\n{} {}", container.pod, container.name);
+    connections(text, container);
+}
+
+/// A container's connections, and what its network namespace has counted.
+pub(super) fn connections(text: &mut String, container: &ContainerView) {
     for one in &container.connections {
         let _ = write!(text, "  {} port {} to port {}", one.mode, one.port, one.peer_port);
         if let (Some(link), Some(gid), Some(peer)) = (&one.link, &one.gid, &one.peer_gid) {

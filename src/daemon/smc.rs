@@ -5,7 +5,6 @@
 //! Nothing of it can take the daemon down: what fails, fails the container that asked for it.
 
 use std::collections::HashMap;
-use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -14,7 +13,7 @@ use tracing::{info, warn};
 
 use super::plugin::Daemon;
 use super::records::PodName;
-use crate::grant::{PNET_OURS, SmcFacts, SmcGrant};
+use crate::grant::{SmcFacts, SmcGrant};
 use crate::netns::Namespace;
 use crate::nri::container::{Network, pod};
 use crate::nri::proto::{Container, PodSandbox};
@@ -23,6 +22,7 @@ use crate::request::{Can, SmcMethod};
 use crate::rootfs::Rootfs;
 use crate::roots::Roots;
 use crate::smc::bpf::{Group, Switch};
+use crate::smc::claims::{Claim, Claims, Keeper};
 use crate::smc::{entry, group, prepare, probe};
 
 /// SMC-R of the node's containers; clones share it.
@@ -123,18 +123,21 @@ impl Smc {
     pub fn stop(&self, id: &str) {
         let Some(turned) = self.inner.turned().remove(id) else { return };
         let inner = Arc::clone(&self.inner);
-        spawn_blocking(move || inner.stop(&turned));
+        let id = id.to_owned();
+        spawn_blocking(move || inner.stop(&id, &turned));
     }
 
-    /// A process of each container that has SMC-R and runs. Reads a file for each.
+    /// A process of each container that has SMC-R and runs, those of hooks among them. Reads a file
+    /// for each.
     pub fn processes(&self) -> Vec<u32> {
         let called: Vec<String> =
             self.inner.turned().values().map(|turned| turned.called.clone()).collect();
-        called
-            .iter()
-            .filter(|called| !called.is_empty())
-            .filter_map(|called| group::first_process(&self.inner.roots, called))
-            .collect()
+        let own = called.iter().filter(|called| !called.is_empty());
+        let own = own.filter_map(|called| group::first_process(&self.inner.roots, called));
+        let others = Claims::open(&self.inner.roots).map(|claims| claims.all());
+        let others = others.unwrap_or_default().into_iter();
+        let others = others.filter(|(_, _, claim)| claim.group.is_some());
+        own.chain(others.filter_map(|(_, _, claim)| group::process_in(&claim.place))).collect()
     }
 
     /// Makes these containers the only ones that are switched: after a restart, when the runtime
@@ -167,26 +170,28 @@ impl Inner {
     }
 
     fn facts(&self, policy: &Policy) -> SmcFacts {
-        let mut facts = probe::probe(&self.roots, &policy.smc);
-        if !facts.loaded && policy.smc.load_module {
-            load_module();
-            facts = probe::probe(&self.roots, &policy.smc);
+        let (mut facts, problem) = probe::probe_for(&self.roots, &policy.smc);
+        if let Some(problem) = problem {
+            warn!("{problem}");
         }
         let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
-        if facts.bpf == Can::Yes && self.roots.is_live() && !*tried {
-            match Switch::new(&self.roots, policy.smc.mptcp).try_out() {
-                Ok(()) => *tried = true,
-                Err(problem) => facts.bpf = Can::No(problem.to_string()),
-            }
+        if facts.bpf == Can::Yes && !*tried {
+            probe::try_out(&self.roots, &policy.smc, &mut facts);
+            *tried = facts.bpf == Can::Yes;
         }
         facts
     }
 
     fn prepare(&self, id: String, grant: SmcGrant, network: &Network) -> Result<(), String> {
-        prepare::on_host(&grant).map_err(|problem| problem.to_string())?;
+        let claims = Claims::open(&self.roots).map_err(|problem| problem.to_string())?;
+        if let Some(claim) = Claim::of_daemon(&grant) {
+            claims.put(&id, &claim).map_err(|problem| problem.to_string())?;
+        }
         // From here on it has to be taken back, whether or not the rest succeeds.
         self.turned()
             .insert(id, Turned { grant: grant.clone(), group: None, called: String::new() });
+        prepare::on_host(&grant).map_err(|problem| problem.to_string())?;
+        drop(claims);
         let Network::Own(path) = network else { return Ok(()) };
         if grant.pnet.is_empty() && (grant.sysctls.is_empty() || grant.by_runtime) {
             return Ok(());
@@ -239,25 +244,20 @@ impl Inner {
         Ok(())
     }
 
-    fn stop(&self, turned: &Turned) {
+    fn stop(&self, id: &str, turned: &Turned) {
         if let Some(group) = turned.group
             && let Err(problem) = Switch::new(&self.roots, turned.grant.mptcp).remove(group.id)
         {
             warn!("a stopped container stays in the switch of SMC-R: {problem}");
         }
-        for pnet in turned.grant.pnet.iter().filter(|pnet| pnet.name.starts_with(PNET_OURS)) {
-            if !self.uses(&pnet.name)
-                && let Err(problem) = prepare::forget(&pnet.name)
-            {
-                warn!(adapter = pnet.adapter, "its PNET id stays: {problem}");
+        match Claims::open(&self.roots) {
+            Ok(claims) => {
+                for problem in claims.give_back(Keeper::Daemon, id) {
+                    warn!(id, "{problem}");
+                }
             }
+            Err(problem) => warn!(id, "what it had of SMC-R stays: {problem}"),
         }
-    }
-
-    /// Whether a container has an adapter by that PNET id.
-    fn uses(&self, name: &str) -> bool {
-        let turned = self.turned();
-        turned.values().any(|turned| turned.grant.pnet.iter().any(|pnet| pnet.name == name))
     }
 
     fn resume(&self, running: Vec<Running>) {
@@ -274,7 +274,9 @@ impl Inner {
             });
             now.insert(id, Turned { grant, group, called });
         }
-        let groups: Vec<Group> = {
+        // Before the book is looked at: who prepares a container has a claim, and then is in it.
+        let claims = Claims::open(&self.roots);
+        let mut groups: Vec<Group> = {
             let mut known = self.turned();
             for (id, turned) in std::mem::take(&mut *known) {
                 // Of whom nothing was told: made since the runtime began to tell, or gone.
@@ -285,6 +287,19 @@ impl Inner {
             *known = now;
             known.values().filter_map(|turned| turned.group).collect()
         };
+        match &claims {
+            Ok(claims) => {
+                for problem in self.agree(claims) {
+                    warn!("{problem}");
+                }
+                groups.extend(claims.groups());
+            }
+            // Then it is not known whose the other groups are, and nothing of theirs is dropped.
+            Err(problem) => {
+                warn!("SMC-R of running containers cannot be looked after: {problem}");
+                return;
+            }
+        }
         let mptcp = self.turned().values().any(|turned| turned.grant.mptcp);
         match Switch::new(&self.roots, mptcp).keep_only(&groups) {
             Ok(0) if groups.is_empty() => {}
@@ -293,34 +308,31 @@ impl Inner {
             }
             Err(problem) => warn!("SMC-R of running containers cannot be looked after: {problem}"),
         }
-        self.forget_unused();
     }
 
-    /// Takes back PNET ids of ours that an earlier daemon left, and that nobody uses.
-    fn forget_unused(&self) {
-        if !self.roots.is_live() {
-            return;
-        }
-        // Where SMC is not there, there is nothing to take back.
-        for name in prepare::ours().unwrap_or_default() {
-            if !self.uses(&name)
-                && let Err(problem) = prepare::forget(&name)
-            {
-                warn!(name, "a PNET id stays: {problem}");
+    /// Makes the daemon's claims those of the containers that it knows, and takes back what an earlier
+    /// daemon left and nobody claims. Returned is what could not be done, a sentence each.
+    fn agree(&self, claims: &Claims) -> Vec<String> {
+        let known: HashMap<String, Option<Claim>> = {
+            let turned = self.turned();
+            let claim = |turned: &Turned| Claim::of_daemon(&turned.grant);
+            turned.iter().map(|(id, turned)| (id.clone(), claim(turned))).collect()
+        };
+        let mut problems = claims.sweep();
+        for (keeper, id, _) in claims.all() {
+            if keeper == Keeper::Daemon && !known.contains_key(&id) {
+                problems.extend(claims.give_back(keeper, &id));
             }
         }
-    }
-}
-
-/// Loads the module, as policy says. Whether it worked is seen by looking.
-fn load_module() {
-    match Command::new("modprobe").args(["-a", "smc", "smc_diag"]).output() {
-        Ok(done) if done.status.success() => info!("the module smc is loaded, as policy says"),
-        Ok(done) => {
-            let said = String::from_utf8_lossy(&done.stderr);
-            warn!("cannot load the module smc: {}", said.trim().replace('\n', "; "));
+        for (id, claim) in known {
+            let put = claim.map(|claim| claims.put(&id, &claim));
+            problems.extend(put.and_then(Result::err).map(|problem| problem.to_string()));
         }
-        Err(problem) => warn!("cannot run modprobe: {problem}"),
+        if self.roots.is_live() {
+            // Where SMC is not there, there is nothing to take back.
+            problems.extend(claims.forget(&prepare::ours().unwrap_or_default()));
+        }
+        problems
     }
 }
 

@@ -67,6 +67,7 @@ pub fn apply(document: &mut Value, grant: &Grant, beside: Beside<'_>) -> Result<
     process(Object::root(document)?, grant)?;
     mounts(Object::root(document)?, grant, beside.files)?;
     hooks(Object::root(document)?, beside.hooks)?;
+    sysctls(Object::root(document)?, grant)?;
     linux(Object::root(document)?, grant)
 }
 
@@ -114,12 +115,21 @@ fn edit_process(mut process: Object<'_>, grant: &Grant) -> Result<(), OciEditErr
         let (env, at) = process.list("env")?;
         for variable in &grant.env {
             let prefix = format!("{}=", variable.name);
-            let present = env.iter().try_fold(false, |present, entry| match entry.as_str() {
-                Some(entry) => Ok(present || entry.starts_with(&prefix)),
-                None => Err(OciEditError::Type { at: at.clone(), expected: "list of strings" }),
-            })?;
+            let granted = format!("{prefix}{}", variable.value);
+            let mut present = false;
+            for entry in env.iter_mut() {
+                let Some(text) = entry.as_str() else {
+                    return Err(OciEditError::Type { at, expected: "list of strings" });
+                };
+                if text.starts_with(&prefix) {
+                    present = true;
+                    if extends(&granted, text) {
+                        *entry = granted.as_str().into();
+                    }
+                }
+            }
             if !present {
-                env.push(format!("{prefix}{}", variable.value).into());
+                env.push(granted.into());
             }
         }
     }
@@ -130,6 +140,13 @@ fn edit_process(mut process: Object<'_>, grant: &Grant) -> Result<(), OciEditErr
         capabilities(process, grant)?;
     }
     Ok(())
+}
+
+/// Whether the grant has the list that is there with more behind it. Nothing is taken from who set
+/// that variable; of the loader's an empty one is an empty list.
+fn extends(granted: &str, present: &str) -> bool {
+    let more = granted.strip_prefix(present);
+    more.is_some_and(|more| more.starts_with(':') || present == "LD_PRELOAD=")
 }
 
 /// One entry for locked memory, where the first one was: the specification forbids two of a type.
@@ -263,6 +280,15 @@ fn linux(mut root: Object<'_>, grant: &Grant) -> Result<(), OciEditError> {
     Ok(())
 }
 
+/// Sysctls of the container's network namespace, which the runtime sets.
+fn sysctls(mut root: Object<'_>, grant: &Grant) -> Result<(), OciEditError> {
+    let granted = grant.smc.iter().filter(|smc| smc.by_runtime).flat_map(|smc| &smc.sysctls);
+    for (name, value) in granted {
+        root.object("linux")?.object("sysctl")?.set(name, value.as_str().into());
+    }
+    Ok(())
+}
+
 /// An object of the document and where it stands.
 struct Object<'a> {
     value: &'a mut Map<String, Value>,
@@ -322,7 +348,8 @@ impl<'a> Object<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grant::{GrantedMount, MemlockGrant, Variable};
+    use crate::grant::{GrantedMount, MemlockGrant, SmcGrant, Variable};
+    use crate::request::SmcMethod;
 
     fn grant() -> Grant {
         Grant {
@@ -375,6 +402,42 @@ mod tests {
         assert_eq!(document["linux"]["resources"]["cpu"]["cpus"], json!("2-3"));
         assert_eq!(document["linux"]["resources"]["unified"]["rdma.max"], "mlx5_0 hca_handle=2");
         assert_eq!(document["annotations"][MARKER], json!(grant().digest()));
+    }
+
+    #[test]
+    fn sysctls_are_the_runtimes_and_a_list_is_extended() {
+        let mut grant = Grant {
+            env: vec![Variable { name: "LD_PRELOAD".into(), value: "/a.so:/lib.so".into() }],
+            smc: Some(SmcGrant {
+                method: SmcMethod::Preload,
+                eid: None,
+                pnet: Vec::new(),
+                sysctls: vec![("net.smc.wmem".into(), "262144".into())],
+                by_runtime: true,
+                mptcp: false,
+                later: false,
+            }),
+            ..Grant::default()
+        };
+        for (before, after) in [
+            ("LD_PRELOAD=/a.so", "LD_PRELOAD=/a.so:/lib.so"),
+            ("LD_PRELOAD=", "LD_PRELOAD=/a.so:/lib.so"),
+            // Set by somebody since: theirs.
+            ("LD_PRELOAD=/b.so", "LD_PRELOAD=/b.so"),
+            ("LD_PRELOAD=/a", "LD_PRELOAD=/a"),
+        ] {
+            let mut document =
+                json!({ "process": { "env": [before] }, "linux": { "sysctl": null } });
+            apply(&mut document, &grant, Beside::default()).unwrap();
+            assert_eq!(document["process"]["env"], json!([after]), "{before}");
+            assert_eq!(document["linux"], json!({ "sysctl": { "net.smc.wmem": "262144" } }));
+        }
+        if let Some(smc) = &mut grant.smc {
+            smc.by_runtime = false;
+        }
+        let mut document = json!({});
+        apply(&mut document, &grant, Beside::default()).unwrap();
+        assert!(document.get("linux").is_none(), "{document}");
     }
 
     #[test]

@@ -62,6 +62,10 @@ pub struct SmcGrant {
     pub by_runtime: bool,
     /// Sockets of MPTCP are turned too (method `bpf`).
     pub mptcp: bool,
+    /// The network namespace is made after the decision: what has to be named for its interfaces is
+    /// told by a second one, when it is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub later: bool,
 }
 
 /// An adapter that is named for an interface of a pod.
@@ -89,9 +93,9 @@ pub(super) fn add(case: &Case<'_>, grant: &mut Grant, notes: &mut Notes) -> Resu
         let place = place(case, "keys", |allowance| allowance.keys.contains(&Key::Smc));
         return Err(no(format!("policy does not let {whose} use this key ({place})")));
     }
-    if request.carrier.path != CarrierPath::Nri {
+    if request.carrier.path == CarrierPath::Cdi {
         return Err(no(format!(
-            "{} does not serve SMC-R; a pod under NRI gets it",
+            "{} does not serve SMC-R; NRI, the runtime wrapper and podman's hooks do",
             super::gates::carrier(request)
         )));
     }
@@ -120,8 +124,14 @@ pub(super) fn add(case: &Case<'_>, grant: &mut Grant, notes: &mut Notes) -> Resu
         by_runtime: !sysctls.is_empty() && request.carrier.sysctl == Can::Yes,
         sysctls,
         mptcp: case.policy.smc.mptcp && method == SmcMethod::Bpf,
+        later: comes_later(case),
     });
     Ok(())
+}
+
+/// Whether the network namespace is made after this. Under NRI it is there, and is waited for.
+fn comes_later(case: &Case<'_>) -> bool {
+    case.request.carrier.path != CarrierPath::Nri && matches!(case.pod, PodView::Pending { .. })
 }
 
 /// The method: the one that was asked for, or of `auto` the first that can be had.
@@ -336,6 +346,11 @@ fn topology(
     let network = match case.pod {
         PodView::Host => return Ok(Vec::new()),
         PodView::Ready(network) => network,
+        PodView::Pending { .. } if comes_later(case) => {
+            let sentence = "which adapter connections leave by is told when its network is made";
+            notes.reason("smc", sentence);
+            return Ok(Vec::new());
+        }
         PodView::Pending { reason } | PodView::Unknown { reason } => {
             return Err(format!("the pod's network is not known: {}", quote(reason)));
         }

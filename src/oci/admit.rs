@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::container::{self, Beside, Network};
 use super::image;
+use super::smc;
 use super::survey::{self, Case};
 use crate::grant::{Outcome, Refusal};
 use crate::inventory::runtime_limits::{RuntimeLimits, in_user_namespace, of_process};
@@ -138,18 +139,31 @@ pub fn admit(
             if let Outcome::Granted(grant) = &mut outcome {
                 let found = image_lacks(root.as_ref(), &case.container, &decision.node, grant);
                 grant.warnings.extend(found);
+                let (args, env) = (&case.container.args, &case.container.env);
+                let smc = grant.smc.as_ref();
+                if let Some(sentence) =
+                    smc.and_then(|smc| smc::out_of_reach(smc, root.as_ref(), args, env))
+                {
+                    outcome = refused(policy, &case.container, Refusal { sentence });
+                }
             }
             let request = Some(Box::new(decision.request));
             Admission { outcome, request, container: case.container, pending }
         }
         Err(problem) => {
             let refusal = Refusal { sentence: problem.to_string() };
-            let lenient = policy.allowance(&case.container.pod).on_refusal == OnRefusal::Warn;
-            let outcome =
-                if lenient { Outcome::Waived(refusal) } else { Outcome::Refused(refusal) };
+            let outcome = refused(policy, &case.container, refusal);
             Admission { outcome, request: None, container: case.container, pending }
         }
     })
+}
+
+/// A refusal, or a warning where policy lets such a pod start without.
+fn refused(policy: &Policy, container: &Container, refusal: Refusal) -> Outcome {
+    match policy.allowance(&container.pod).on_refusal {
+        OnRefusal::Warn => Outcome::Waived(refusal),
+        _ => Outcome::Refused(refusal),
+    }
 }
 
 /// CPUs of the group around the container; unknown is none.

@@ -15,12 +15,14 @@ use super::{HOOK, OciError, Surroundings, json, runtime};
 use crate::edit::oci::{Beside, Hook, apply};
 use crate::grant::{Grant, Outcome};
 use crate::policy;
-use crate::records::{PodName, Record, Store, Verdict, seconds_since_1970};
+use crate::records::{PodName, Record, RecordError, Store, Verdict, seconds_since_1970};
 use crate::request::{CarrierPath, MARKER, mentions_us};
 use crate::roots::Roots;
 
 /// Seconds that a hook of ours may take.
 const HOOK_TIMEOUT: u32 = 10;
+/// Without a hook a container would be without SMC-R, unnoticed.
+pub(super) const NO_HOOK: &str = "smc.rdma-ctk.io: the hook that turns its sockets cannot be named: /proc/self/exe is no program";
 
 /// Edits the document of a container that asks. One that does not keeps its file as it is.
 pub(super) fn edit(
@@ -150,7 +152,7 @@ impl Keeper<'_> {
             }
             Outcome::Granted(grant) => {
                 let entry = Entry {
-                    request: admission.request.filter(|_| admission.pending),
+                    request: admission.request.filter(|_| admission.pending || grant.smc.is_some()),
                     ..entry(Verdict::Granted { grant: grant.clone() })
                 };
                 self.give(surroundings, &document, value, &grant, entry)
@@ -169,7 +171,8 @@ impl Keeper<'_> {
     ) -> Result<(), OciError> {
         let mut files = Vec::with_capacity(grant.files.len());
         let prepared = self.ledger.prepare();
-        if !grant.files.is_empty() {
+        // Without a record nobody would turn its sockets later.
+        if !grant.files.is_empty() || grant.smc.is_some() {
             prepared?;
             for file in &grant.files {
                 let path = self.ledger.file(&self.key, file)?;
@@ -178,8 +181,11 @@ impl Keeper<'_> {
         } else if let Err(problem) = prepared {
             self.reporter.warn(&format!("the grant is not on record: {problem}"));
         }
-        let late = entry.request.is_some() && !files.is_empty();
+        let late = (entry.request.is_some() && !files.is_empty()) || grant.smc.is_some();
         let hooks = self.hooks(&surroundings.roots, late);
+        if grant.smc.is_some() && hooks.is_empty() {
+            return Err(OciError::Refused { sentence: NO_HOOK.to_owned() });
+        }
         apply(&mut value, grant, Beside { files: &files, hooks: &hooks })
             .map_err(|source| DocumentError::Shape { path: document.path().to_owned(), source })?;
         entry.limits = value["process"]["rlimits"].as_array().cloned().unwrap_or_default();
@@ -198,9 +204,17 @@ impl Keeper<'_> {
             let _ = self.ledger.remove(&self.key);
             return Err(problem.into());
         }
-        self.put_down(&entry);
-        let names: Vec<&str> = grant.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
-        self.reporter.note(&format!("container {} is given {}", entry.record.id, names.join(", ")));
+        let written = self.write(&entry);
+        if let Err(problem) = written {
+            if grant.smc.is_some() {
+                return Err(problem.into());
+            }
+            self.reporter.warn(&unrecorded(&problem));
+        }
+        let mut given: Vec<String> =
+            grant.adapters.iter().map(|adapter| adapter.name.clone()).collect();
+        given.extend(grant.smc.iter().map(|smc| format!("SMC-R by {}", smc.method)));
+        self.reporter.note(&format!("container {} is given {}", entry.record.id, given.join(", ")));
         for warning in &grant.warnings {
             self.reporter.warn(warning);
         }
@@ -210,31 +224,38 @@ impl Keeper<'_> {
     /// The hooks that see to it that nothing stays behind and, if the network comes later, that its
     /// addresses find their way into the container's file.
     fn hooks(&self, roots: &Roots, late: bool) -> Vec<Hook> {
-        let program = std::fs::read_link(roots.proc.join("self/exe")).ok();
-        let program = program.filter(|program| program.is_absolute() && program.is_file());
-        let (Some(program), Ok(record)) = (program, self.ledger.path(&self.key)) else {
-            return Vec::new();
-        };
-        let (Some(program), Some(record)) = (program.to_str(), record.to_str()) else {
-            return Vec::new();
-        };
-        let hook = |stage: &'static str| Hook {
-            stage,
-            path: program.to_owned(),
-            args: [HOOK, stage, "--record", record].map(str::to_owned).into(),
-            timeout: HOOK_TIMEOUT,
-        };
-        let late = late.then(|| hook("createRuntime"));
-        late.into_iter().chain([hook("poststop")]).collect()
+        self.ledger.path(&self.key).map_or_else(|_| Vec::new(), |path| hooks(roots, &path, late))
+    }
+
+    fn write(&self, entry: &Entry) -> Result<(), RecordError> {
+        self.ledger.prepare().and_then(|()| self.ledger.write(&self.key, entry))
     }
 
     /// Writes a record. Without one a container runs as well: it is a warning.
     fn put_down(&self, entry: &Entry) {
-        let written = self.ledger.prepare().and_then(|()| self.ledger.write(&self.key, entry));
-        if let Err(problem) = written {
-            self.reporter.warn(&format!(
-                "what was decided is not on record, and exec sessions will lack it: {problem}"
-            ));
+        if let Err(problem) = self.write(entry) {
+            self.reporter.warn(&unrecorded(&problem));
         }
     }
+}
+
+fn unrecorded(problem: &RecordError) -> String {
+    format!("what was decided is not on record, and exec sessions will lack it: {problem}")
+}
+
+/// Hooks of ours for the container with that record: `poststop`, and `createRuntime` where something is
+/// to be done once there are namespaces. None where this program cannot be named.
+pub(super) fn hooks(roots: &Roots, record: &Path, late: bool) -> Vec<Hook> {
+    let program = std::fs::read_link(roots.proc.join("self/exe")).ok();
+    let program = program.filter(|program| program.is_absolute() && program.is_file());
+    let Some(program) = program.as_deref().and_then(Path::to_str) else { return Vec::new() };
+    let Some(record) = record.to_str() else { return Vec::new() };
+    let hook = |stage: &'static str| Hook {
+        stage,
+        path: program.to_owned(),
+        args: [HOOK, stage, "--record", record].map(str::to_owned).into(),
+        timeout: HOOK_TIMEOUT,
+    };
+    let late = late.then(|| hook("createRuntime"));
+    late.into_iter().chain([hook("poststop")]).collect()
 }

@@ -29,6 +29,7 @@ mod ledger;
 pub mod quick;
 pub mod report;
 pub mod runtime;
+mod smc;
 pub mod survey;
 #[cfg(test)]
 mod tests;

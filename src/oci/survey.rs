@@ -14,14 +14,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use super::container::Network;
-use crate::grant::{Inventory, Outcome, TopologyFile, decide};
+use crate::grant::{Inventory, Outcome, SmcFacts, TopologyFile, decide};
 use crate::inventory::{
     self, Focus, Hca, Home, LinkLayer, NetnsMode, Node, NodeType, PodView, Role, rdma_netlink,
 };
 use crate::netns::pod_view;
 use crate::policy::Policy;
 use crate::request::{
-    Carrier, Container, Devices, EnvFamily, Request, RequestError, Requirement, Selector, parse,
+    Carrier, Container, Devices, EnvFamily, Request, RequestError, Requirement, Selector,
+    SmcMethod, parse,
 };
 use crate::roots::Roots;
 
@@ -80,12 +81,16 @@ pub fn survey_by(case: &Case<'_>, read: &dyn Fn(&Focus) -> Node) -> Result<Decis
         let outcome = decide(&request, &Inventory::of(&node, &PodView::Host), case.policy);
         return Ok(Decision { request, outcome, node });
     }
-    if let Some(decision) = case.of_few(&first, &node, &request, read) {
+    // The kernel may take any adapter for SMC-R.
+    let smc = (request.smc != SmcMethod::Off).then(|| super::smc::facts(case.roots, case.policy));
+    if smc.is_none()
+        && let Some(decision) = case.of_few(&first, &node, &request, read)
+    {
         return Ok(decision);
     }
     let node = read(&Focus { pkeys: false, ..Focus::EVERYTHING });
     let request = case.request(&node)?;
-    let outcome = case.decide(&request, &node, &case.view(&node));
+    let outcome = case.decide(&request, &node, &case.view(&node), smc.as_ref());
     Ok(Decision { request, outcome, node })
 }
 
@@ -95,8 +100,14 @@ impl Case<'_> {
         Request::read(self.annotations, container, carrier, self.policy, node)
     }
 
-    fn decide(&self, request: &Request, node: &Node, view: &PodView) -> Outcome {
-        let inventory = Inventory { node, pod: view, topology: topology(self.policy), smc: None };
+    fn decide(
+        &self,
+        request: &Request,
+        node: &Node,
+        view: &PodView,
+        smc: Option<&SmcFacts>,
+    ) -> Outcome {
+        let inventory = Inventory { node, pod: view, topology: topology(self.policy), smc };
         decide(request, &inventory, self.policy)
     }
 
@@ -124,7 +135,9 @@ impl Case<'_> {
             .require
             .retain(|need| !matches!(need, Requirement::Gid | Requirement::RoceInterface));
         let unknown = PodView::Unknown { reason: String::new() };
-        let Outcome::Granted(grant) = self.decide(&lenient, node, &unknown) else { return None };
+        let Outcome::Granted(grant) = self.decide(&lenient, node, &unknown, None) else {
+            return None;
+        };
         let names = |adapters: &[crate::grant::Adapter]| -> BTreeSet<String> {
             adapters.iter().map(|adapter| adapter.name.clone()).collect()
         };
@@ -142,7 +155,7 @@ impl Case<'_> {
         };
         let mut near = node.clone();
         near.hcas.retain(|hca| granted.contains(&hca.name));
-        let outcome = self.decide(request, &node, &self.view(&near));
+        let outcome = self.decide(request, &node, &self.view(&near), None);
         let same = match &outcome {
             Outcome::Granted(grant) => names(&grant.adapters).is_subset(&granted),
             _ => false,

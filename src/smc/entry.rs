@@ -63,8 +63,8 @@ fn find(root: &Rootfs, program: &str, env: &[(String, String)]) -> Option<Vec<u8
         .find_map(|folder| root.head(&format!("{folder}/{program}"), HEAD))
 }
 
-/// How a program is linked, by the interpreter that its program headers name (`elf(5)`).
-fn linked(head: &[u8]) -> Linked {
+/// How a program is linked, by the interpreter that the program headers in its head name (`elf(5)`).
+pub fn linked(head: &[u8]) -> Linked {
     let Some(&[0x7f, b'E', b'L', b'F', class, order, ..]) = head.first_chunk::<16>() else {
         return Linked::Unknown;
     };

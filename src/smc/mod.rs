@@ -5,8 +5,11 @@
 //! [`prepare`] does what a container cannot do for itself by [`kernel`] and [`pnet`], and [`diag`]
 //! with [`reason`] tells afterwards how connections go, and why not over RDMA.
 
+pub mod answers;
 pub mod bpf;
 pub mod btf;
+pub mod claims;
+mod conversation;
 pub mod diag;
 pub mod eid;
 pub mod entry;

@@ -9,9 +9,9 @@ use nix::errno::Errno;
 
 use crate::grant::PNET_OURS;
 use crate::netlink::attribute::{self, Malformed, put, put_text};
-use crate::netlink::generic::{Generic, Message};
-use crate::netlink::{self, Socket};
+use crate::netlink::generic::Message;
 
+use super::conversation::{Conversation, question};
 use super::kernel::KernelError;
 
 /// Name of the family.
@@ -54,10 +54,7 @@ pub enum Member {
 
 /// A socket to the family, in the calling thread's namespace.
 #[derive(Debug)]
-pub struct PnetTable {
-    socket: Socket<Generic>,
-    family: u16,
-}
+pub struct PnetTable(Conversation);
 
 impl PnetTable {
     /// Opens one.
@@ -65,10 +62,7 @@ impl PnetTable {
     /// # Errors
     /// [`KernelError::Absent`] where smc is not loaded.
     pub fn open() -> Result<Self, KernelError> {
-        let failed = |source| KernelError::Netlink { action: "find the PNET table", source };
-        let mut socket = Socket::open().map_err(failed)?;
-        let family = socket.family(FAMILY).map_err(failed)?.ok_or(KernelError::Absent)?;
-        Ok(Self { socket, family })
+        Conversation::open(FAMILY, "find the PNET table").map(Self)
     }
 
     /// What is in it: interfaces of this namespace and, in the host's, adapters.
@@ -76,18 +70,12 @@ impl PnetTable {
     /// # Errors
     /// The kernel does not answer.
     pub fn entries(&mut self) -> Result<Vec<Entry>, KernelError> {
-        let failed = |source| KernelError::Netlink { action: "list the PNET table", source };
-        let question = question(self.family, GET, Vec::new());
-        let answers = self.socket.list(question, Some).map_err(failed)?;
-        answers.iter().map(|answer| parse(&answer.attributes)).collect::<Result<_, _>>().map_err(
-            |reason| {
-                failed(netlink::Error::Malformed {
-                    family: FAMILY,
-                    request: "a list",
-                    reason: reason.to_string(),
-                })
-            },
-        )
+        let mut entries = Vec::new();
+        self.0.list("list the PNET table", GET, |bytes| {
+            entries.push(Entry::parse(bytes)?);
+            Ok(())
+        })?;
+        Ok(entries)
     }
 
     /// Adds an entry. False: what it is given to has one already, or has one by hardware.
@@ -95,11 +83,7 @@ impl PnetTable {
     /// # Errors
     /// The kernel does not take it.
     pub fn add(&mut self, entry: &Entry) -> Result<bool, KernelError> {
-        match self.socket.ask(add(self.family, entry)) {
-            Ok(_) => Ok(true),
-            Err(error) if error.refusal() == Some(Errno::EEXIST) => Ok(false),
-            Err(source) => Err(KernelError::Netlink { action: "add to the PNET table", source }),
-        }
+        self.0.change("add to the PNET table", |family| add(family, entry), Errno::EEXIST)
     }
 
     /// Removes all entries by one of our names. Another's are never touched: false.
@@ -110,18 +94,8 @@ impl PnetTable {
         if !name.starts_with(PNET_OURS) {
             return Ok(false);
         }
-        match self.socket.ask(delete(self.family, name)) {
-            Ok(_) => Ok(true),
-            Err(error) if error.refusal() == Some(Errno::ENOENT) => Ok(false),
-            Err(source) => {
-                Err(KernelError::Netlink { action: "remove from the PNET table", source })
-            }
-        }
+        self.0.change("remove from the PNET table", |family| delete(family, name), Errno::ENOENT)
     }
-}
-
-fn question(family: u16, command: u8, attributes: Vec<u8>) -> Message {
-    Message { family, command, version: 1, attributes }
 }
 
 fn add(family: u16, entry: &Entry) -> Message {
@@ -143,25 +117,31 @@ fn delete(family: u16, name: &str) -> Message {
     question(family, DELETE, attributes)
 }
 
-fn parse(bytes: &[u8]) -> Result<Entry, Malformed> {
-    let (mut name, mut interface, mut adapter, mut port) = (None, None, None, 1);
-    for attribute in attribute::parse(bytes) {
-        let attribute = attribute?;
-        match attribute.kind {
-            NAME => name = Some(attribute.text()?.to_owned()),
-            INTERFACE => interface = Some(attribute.text()?).filter(|text| *text != NONE),
-            ADAPTER => adapter = Some(attribute.text()?).filter(|text| *text != NONE),
-            PORT => port = attribute.small()?,
-            _ => {}
+impl Entry {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// It cannot be read, or names nothing.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (mut name, mut interface, mut adapter, mut port) = (None, None, None, 1);
+        for attribute in attribute::parse(bytes) {
+            let attribute = attribute?;
+            match attribute.kind {
+                NAME => name = Some(attribute.text()?.to_owned()),
+                INTERFACE => interface = Some(attribute.text()?).filter(|text| *text != NONE),
+                ADAPTER => adapter = Some(attribute.text()?).filter(|text| *text != NONE),
+                PORT => port = attribute.small()?,
+                _ => {}
+            }
         }
+        let name = name.ok_or(Malformed::Missing("SMC_PNETID_NAME"))?;
+        let to = match (interface, adapter) {
+            (_, Some(adapter)) => Member::Adapter { name: adapter.to_owned(), port },
+            (Some(interface), None) => Member::Interface(interface.to_owned()),
+            (None, None) => return Err(Malformed::Missing("SMC_PNETID_ETHNAME")),
+        };
+        Ok(Self { name, to })
     }
-    let name = name.ok_or(Malformed::Missing("SMC_PNETID_NAME"))?;
-    let to = match (interface, adapter) {
-        (_, Some(adapter)) => Member::Adapter { name: adapter.to_owned(), port },
-        (Some(interface), None) => Member::Interface(interface.to_owned()),
-        (None, None) => return Err(Malformed::Missing("SMC_PNETID_ETHNAME")),
-    };
-    Ok(Entry { name, to })
 }
 
 #[cfg(test)]
@@ -170,6 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::netlink::generic::Generic;
     use crate::netlink::replay;
     use crate::smc::recorded::{recorded, sent};
 
@@ -206,7 +187,7 @@ mod tests {
         let read: Vec<_> = replay::<Generic>(&recorded("pnet"))
             .unwrap()
             .iter()
-            .map(|answer| parse(&answer.attributes).unwrap())
+            .map(|answer| Entry::parse(&answer.attributes).unwrap())
             .collect();
         assert_eq!(
             read,
@@ -223,7 +204,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            let _ = parse(&bytes);
+            let _ = Entry::parse(&bytes);
         }
     }
 }

@@ -160,6 +160,7 @@ mod tests {
             sysctls: vec![("net.smc.wmem".into(), "262144".into())],
             by_runtime: false,
             mptcp: false,
+            later: false,
         };
         let error = in_pod(&roots, &grant).unwrap_err().to_string();
         assert!(error.starts_with("sysctl net.smc.wmem=262144: "), "{error}");

@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 use nix::sys::statfs::{FsType, statfs};
 
+use super::bpf::Switch;
 use super::kernel::Kernel;
 use crate::grant::SmcFacts;
 use crate::policy;
@@ -40,6 +42,42 @@ pub fn probe(roots: &Roots, policy: &policy::Smc) -> SmcFacts {
         ask(&mut facts);
     }
     facts
+}
+
+/// Looks, for a container that asks: the module is loaded where policy says so. Beside it is what went
+/// wrong with that.
+pub fn probe_for(roots: &Roots, policy: &policy::Smc) -> (SmcFacts, Option<String>) {
+    let facts = probe(roots, policy);
+    if facts.loaded || !policy.load_module || !roots.is_live() {
+        return (facts, None);
+    }
+    let problem = load_module().err();
+    (probe(roots, policy), problem)
+}
+
+/// Whether the kernel takes the program of method `bpf`: it is loaded and forgotten again, unless it is
+/// there.
+pub fn try_out(roots: &Roots, policy: &policy::Smc, facts: &mut SmcFacts) {
+    if facts.bpf != Can::Yes || !roots.is_live() {
+        return;
+    }
+    let switch = Switch::new(roots, policy.mptcp);
+    let there = switch.groups().is_ok_and(|groups| groups.is_some());
+    if !there && let Err(problem) = switch.try_out() {
+        facts.bpf = Can::No(problem.to_string());
+    }
+}
+
+/// Loads the module. Whether that helped is seen by looking.
+fn load_module() -> Result<(), String> {
+    match Command::new("modprobe").args(["-a", "smc", "smc_diag"]).output() {
+        Ok(done) if done.status.success() => Ok(()),
+        Ok(done) => {
+            let said = String::from_utf8_lossy(&done.stderr);
+            Err(format!("cannot load the module smc: {}", said.trim().replace('\n', "; ")))
+        }
+        Err(problem) => Err(format!("cannot run modprobe: {problem}")),
+    }
 }
 
 /// Protocols of the kernel by name (`/proc/net/protocols`).

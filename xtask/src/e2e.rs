@@ -80,6 +80,14 @@ const BATCHES: &[Batch] = &[
         &["--containerd=2", "--rxe-lo"],
     ),
     Batch {
+        tools: &[NERDCTL],
+        ..Batch::new(
+            "smc_engines",
+            "SMC-R by the wrapper and by hooks, without the daemon",
+            &["--containerd=2", "--rxe-lo"],
+        )
+    },
+    Batch {
         tools: &[CONTAINERD, CRICTL],
         ..Batch::new(
             "newer",
@@ -189,7 +197,7 @@ fn run_batch(batch: &Batch, programs: &Path, options: &Options) -> Tally {
             Err(error) => return cannot(&format!("{error:#}; that wants Go and its modules")),
         }
     }
-    if name == "smc" {
+    if name.starts_with("smc") {
         machine::build_programs_of_smc(programs);
     }
     if name == "package" {

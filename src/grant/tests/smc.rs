@@ -353,11 +353,33 @@ fn a_kernel_of_its_own_and_other_paths_are_refused() {
     sandboxed.container.pod.runtime_handler = "runsc".into();
     let refused = denied(&sandboxed, &node, &PodView::Host, &mainline(), &policy);
     assert!(refused.contains("sockets of a kernel of its own cannot be turned"), "{refused}");
-    let mut wrapped = on_host(SmcMethod::Bpf);
-    wrapped.carrier.path = CarrierPath::Wrapper;
-    wrapped.carrier.name = "the runtime wrapper".into();
-    let refused = denied(&wrapped, &node, &PodView::Host, &mainline(), &policy);
-    assert!(refused.contains("the runtime wrapper does not serve SMC-R"), "{refused}");
+    let mut listed = on_host(SmcMethod::Bpf);
+    listed.carrier.path = CarrierPath::Cdi;
+    listed.carrier.name = "the CDI file".into();
+    let refused = denied(&listed, &node, &PodView::Host, &mainline(), &policy);
+    assert!(refused.contains("the CDI file does not serve SMC-R"), "{refused}");
+}
+
+#[test]
+fn where_the_network_is_made_later_the_rest_is_decided_before() {
+    let (node, policy) = (machine(), Policy::default());
+    let pending = PodView::Pending { reason: "its network namespace is made after this".into() };
+    for path in [CarrierPath::Wrapper, CarrierPath::Hook] {
+        let mut wrapped = asks(SmcMethod::Bpf);
+        wrapped.carrier.path = path;
+        let smc = given(&wrapped, &node, &pending, &mainline(), &policy).smc.unwrap();
+        assert_eq!((smc.method, smc.later, smc.pnet.len()), (SmcMethod::Bpf, true, 0));
+        // And once it is there.
+        let near = pod("veth", Some(12), &["10.1.0.77/24"]);
+        let smc = given(&wrapped, &node, &near, &mainline(), &policy).smc.unwrap();
+        assert_eq!((smc.later, smc.pnet.len()), (false, 1));
+        let far = pod("veth", Some(12), &["10.244.1.2/24"]);
+        let refused = denied(&wrapped, &node, &far, &mainline(), &policy);
+        assert!(refused.contains("a veth, whose address lies in no adapter's subnet"), "{refused}");
+        // What does not hang on the network is refused at once.
+        let nothing = denied(&wrapped, &node, &pending, &SmcFacts::default(), &policy);
+        assert!(nothing.contains("no smc module"), "{nothing}");
+    }
 }
 
 #[test]

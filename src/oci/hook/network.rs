@@ -17,9 +17,10 @@ use serde_json::Value;
 use super::super::OciError;
 use super::super::container::{self, Beside};
 use super::super::ledger::{Entry, Ledger};
+use super::super::smc;
 use super::state::{LONGEST, State};
 use super::{Call, HookError};
-use crate::grant::{Grant, Inventory, Outcome, decide};
+use crate::grant::{Grant, Inventory, Outcome, SmcGrant, decide};
 use crate::inventory::{self, Focus, PodView, rdma_netlink};
 use crate::netns::pod_view;
 use crate::policy::{self, OnRefusal};
@@ -28,14 +29,21 @@ use crate::request::{Carrier, Devices, Key, MARKER, Selector, mentions_us, parse
 
 /// How long GIDs of new addresses are waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The key of SMC-R, as it is typed.
+const SMC: &str = "smc.rdma-ctk.io";
 
 /// `createRuntime`
 pub(super) fn create_runtime(call: &Call<'_>) -> Result<(), OciError> {
     let state = State::parse(&call.input(LONGEST)?)?;
     let Some(record) = &call.record else { return gate(call, &state) };
     let Some((ledger, key)) = Ledger::around(record) else { return Ok(()) };
-    let Some(entry) = ledger.read(&key)? else { return Ok(()) };
-    if state.pid == 0 || entry.request.is_none() {
+    let Some(entry) = ledger.read(&key)? else { return unrecorded(&state) };
+    let Verdict::Granted { grant } = &entry.record.verdict else { return Ok(()) };
+    if let Some(smc) = &grant.smc {
+        turn(call, &key, &entry, &state, smc)?;
+    }
+    let settled = grant.smc.as_ref().is_some_and(|smc| !smc.later);
+    if state.pid == 0 || entry.request.is_none() || grant.files.is_empty() || settled {
         return Ok(());
     }
     // The container can do without: it would be as if its network had no addresses yet.
@@ -46,6 +54,49 @@ pub(super) fn create_runtime(call: &Call<'_>) -> Result<(), OciError> {
         }
     }
     Ok(())
+}
+
+/// A container whose record has gone. It can do without what is told late, but not without SMC-R.
+fn unrecorded(state: &State) -> Result<(), OciError> {
+    let annotations = state.annotations.iter().flatten();
+    let mut smc = annotations.filter(|(key, _)| key.starts_with(SMC));
+    match smc.next() {
+        Some((annotation, value)) => Err(OciError::Refused {
+            sentence: format!(
+                "{annotation}={value}: what was granted is no longer on record: create the \
+                 container anew"
+            ),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Turns the sockets of a container that was granted SMC-R; if that fails it does not start, unless
+/// policy lets it start without.
+fn turn(
+    call: &Call<'_>,
+    key: &str,
+    entry: &Entry,
+    state: &State,
+    grant: &SmcGrant,
+) -> Result<(), OciError> {
+    let refused = |sentence: String| OciError::Refused { sentence };
+    let roots = &call.surroundings.roots;
+    let policy = policy::load(roots)
+        .map_err(|problem| refused(format!("the policy is broken: {problem}")))?;
+    let Err(why) = smc::turn_on(roots, &policy, key, entry, state) else {
+        call.note(&format!("container {}: its sockets are turned by {}", state.id, grant.method));
+        return Ok(());
+    };
+    // What was decided again says itself what it is about.
+    let about = why.starts_with(SMC);
+    let sentence = if about { why } else { format!("{SMC}: {}: {why}", grant.method) };
+    let pod = entry.request.as_ref().map(|request| &request.container.pod);
+    if pod.is_some_and(|pod| policy.allowance(pod).on_refusal == OnRefusal::Warn) {
+        call.warn(&format!("starts without, as policy says: {sentence}"));
+        return Ok(());
+    }
+    Err(refused(sentence))
 }
 
 /// Decides again with the network that there is now, and writes the files anew.
@@ -103,11 +154,12 @@ fn same_adapters(one: &Grant, other: &Grant) -> bool {
 /// is genuine is not known here; a forged one only keeps its pod from being told.
 fn gate(call: &Call<'_>, state: &State) -> Result<(), OciError> {
     let Some(annotations) = &state.annotations else { return Ok(()) };
-    if !mentions_us(annotations.keys())
-        || annotations.contains_key(MARKER)
-        || container::is_sandbox(annotations)
-    {
+    if !mentions_us(annotations.keys()) || container::is_sandbox(annotations) {
         return Ok(());
+    }
+    if annotations.contains_key(MARKER) {
+        return smc::switch_for_daemon(&call.surroundings.roots, state)
+            .map_err(|sentence| OciError::Refused { sentence });
     }
     let refused = |sentence: String| Err(OciError::Refused { sentence });
     let policy = match policy::load(&call.surroundings.roots) {
@@ -149,13 +201,25 @@ pub(super) fn poststop(call: &Call<'_>) -> Result<(), OciError> {
     State::parse(&call.input(LONGEST)?)?;
     let Some(record) = &call.record else { return Ok(()) };
     match Ledger::around(record) {
-        Some((ledger, key)) => Ok(ledger.remove(&key)?),
+        Some((ledger, key)) => {
+            let had = ledger.read(&key).ok().flatten().is_some_and(|entry| has_smc(&entry));
+            if had {
+                for problem in smc::turn_off(&call.surroundings.roots, &key) {
+                    call.warn(&problem);
+                }
+            }
+            Ok(ledger.remove(&key)?)
+        }
         None => Err(HookError::Usage {
             what: format!("{} is no record", record.display()),
             actions: "createRuntime, poststop".to_owned(),
         }
         .into()),
     }
+}
+
+fn has_smc(entry: &Entry) -> bool {
+    matches!(&entry.record.verdict, Verdict::Granted { grant } if grant.smc.is_some())
 }
 
 #[cfg(test)]

@@ -12,15 +12,17 @@ use serde_json::Value;
 
 use super::super::admit::{Candidate, Station, admit};
 use super::super::container::{ambiguous, annotations};
+use super::super::create;
 use super::super::document::DocumentError;
-use super::super::ledger::Ledger;
+use super::super::ledger::{Entry, Ledger, key};
 use super::super::quick::{self, Look};
 use super::super::{OciError, json};
 use super::{Call, HookError};
-use crate::edit::oci::{Beside, apply};
+use crate::edit::oci::{Beside, Hook, apply};
 use crate::grant::{Grant, Outcome};
 use crate::policy;
-use crate::request::{CarrierPath, mentions_us};
+use crate::records::{PodName, Record, Verdict, seconds_since_1970};
+use crate::request::{CarrierPath, Request, mentions_us};
 
 /// The bundle, which is where podman starts the hook.
 const BUNDLE: &str = ".";
@@ -93,12 +95,49 @@ fn edit(call: &Call<'_>, text: &[u8]) -> Result<Option<Vec<u8>>, OciError> {
             for warning in &grant.warnings {
                 call.warn(&format!("container {id}: {warning}"));
             }
-            give(value, &grant, &folder).map(Some)
+            let mut hooks = Vec::new();
+            if grant.smc.is_some() {
+                let record = Record {
+                    id: id.clone(),
+                    name: admission.container.name.clone(),
+                    pod: PodName::new(&admission.container.pod, &admission.container.pod.uid),
+                    runtime: "podman's hooks".to_owned(),
+                    at: seconds_since_1970(),
+                    verdict: Verdict::Granted { grant: grant.clone() },
+                };
+                hooks = remember(call, record, &folder, admission.request)?;
+            }
+            give(value, &grant, &folder, &hooks).map(Some)
         }
     }
 }
 
-fn give(mut value: Value, grant: &Grant, folder: &Path) -> Result<Vec<u8>, OciError> {
+/// Puts down what a container was granted that only can be given when its namespaces are there; the
+/// hooks that do so. The rest of a grant needs no record here.
+fn remember(
+    call: &Call<'_>,
+    record: Record,
+    folder: &Path,
+    request: Option<Box<Request>>,
+) -> Result<Vec<Hook>, OciError> {
+    let key = key(None, record.id.as_ref());
+    let ledger = Ledger::of(call.surroundings, false);
+    let entry = Entry { record, bundle: folder.to_owned(), request, limits: Vec::new() };
+    ledger.prepare()?;
+    ledger.write(&key, &entry)?;
+    let hooks = create::hooks(&call.surroundings.roots, &ledger.path(&key)?, true);
+    if hooks.is_empty() {
+        return Err(OciError::Refused { sentence: create::NO_HOOK.to_owned() });
+    }
+    Ok(hooks)
+}
+
+fn give(
+    mut value: Value,
+    grant: &Grant,
+    folder: &Path,
+    hooks: &[Hook],
+) -> Result<Vec<u8>, OciError> {
     let mut files = Vec::with_capacity(grant.files.len());
     if !grant.files.is_empty() {
         let ledger = Ledger::at(folder.join("rdma-ctk"));
@@ -108,7 +147,7 @@ fn give(mut value: Value, grant: &Grant, folder: &Path) -> Result<Vec<u8>, OciEr
         }
     }
     let path = || "the document".into();
-    apply(&mut value, grant, Beside { files: &files, hooks: &[] })
+    apply(&mut value, grant, Beside { files: &files, hooks })
         .map_err(|source| DocumentError::Shape { path: path(), source })?;
     let text = serde_json::to_vec(&value)
         .map_err(|problem| DocumentError::Syntax { path: path(), source: problem.into() })?;

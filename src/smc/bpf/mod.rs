@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statfs::{FsType, statfs};
+use serde::{Deserialize, Serialize};
 
 use super::btf::{Btf, BtfError};
 use crate::roots::Roots;
@@ -116,7 +117,7 @@ fn failed(action: &'static str) -> impl Fn(Errno) -> BpfError {
 }
 
 /// A control group: its number, which is that of its folder's inode, and its depth below the root.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Group {
     /// Number.
     pub id: u64,
