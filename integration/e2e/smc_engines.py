@@ -191,17 +191,17 @@ def a_hook_is_no_daemons_second_hand(node):
     done = subprocess.run(["rdma-ctk-hook", "createRuntime"], input=json.dumps(state), text=True,
                           capture_output=True)
     equal(done.returncode, 0, "the status for who is not on record")
-    grant = {"smc": {"method": "bpf", "eid": None, "pnet": [], "sysctls": [], "by_runtime": False,
-                     "mptcp": False}}
+    with node.engines["nerdctl"].start(ASKS):
+        (record,) = (json.loads(read(path)) for path in glob.glob(f"{RECORDS}/*.json")
+                     if '"granted"' in read(path))
+    record["id"] = "of-the-daemon"
     group = "/sys/fs/cgroup/e2e-crio/ctr"
     os.makedirs(group)
     sleeper = subprocess.Popen(["sleep", "1000"])
     write(f"{group}/cgroup.procs", str(sleeper.pid))
     os.makedirs("/run/rdma-ctk/containers", exist_ok=True)
-    record = "/run/rdma-ctk/containers/of-the-daemon.json"
-    write(record, json.dumps({
-        "id": "of-the-daemon", "name": "main", "runtime": "cri-o", "at": 1, "verdict": "granted",
-        "pod": {"namespace": "a", "name": "b", "uid": "u", "sandbox": "s"}, "grant": grant}))
+    path = "/run/rdma-ctk/containers/of-the-daemon.json"
+    write(path, json.dumps(record))
     state.update(id="of-the-daemon", pid=sleeper.pid)
     try:
         done = subprocess.run(["rdma-ctk-hook", "createRuntime"], input=json.dumps(state), text=True,
@@ -210,7 +210,7 @@ def a_hook_is_no_daemons_second_hand(node):
         equal(status(node)["switched"], 1, "how many are switched")
         expect(not glob.glob(f"{CLAIMS}/*.json"), "the hook claims what is the daemon's")
     finally:
-        os.remove(record)
+        os.remove(path)
         sleeper.kill()
         sleeper.wait()
         command("rdma-ctk", "smc", "release")

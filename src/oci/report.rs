@@ -50,6 +50,11 @@ impl Reporter {
         let _ = writeln!(std::io::stderr(), "{text}");
     }
 
+    /// Says in the log alone what has gone wrong elsewhere, prefix and all.
+    pub fn relay(&self, text: &str) {
+        self.log("error", text);
+    }
+
     /// Says what the user should know of a container that starts all the same.
     pub fn warn(&self, sentence: &str) {
         let text = format!("{PREFIX}{sentence}");

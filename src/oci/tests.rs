@@ -6,4 +6,5 @@
 mod bad_input;
 mod bundles;
 mod rig;
+mod smc;
 mod staged;

@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,7 +22,8 @@ use nix::sys::stat::{fstat, makedev};
 use nix::unistd::getppid;
 
 use super::journal::{self, Priority};
-use super::{OciError, PREFIX, Surroundings};
+use super::report::Reporter;
+use super::{OciError, PREFIX, Surroundings, cmdline};
 
 /// An action: its name, what it is for, and its function.
 struct Action {
@@ -131,8 +133,12 @@ pub fn main(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode
     journal::send(&surroundings.roots, Priority::Error, &text);
     // runc puts it into its own error.
     let _ = writeln!(io::stderr(), "{text}");
-    if arguments.first().is_some_and(|action| action == "precreate") || is_dropped(io::stderr()) {
+    let dropped = is_dropped(io::stderr());
+    if dropped || arguments.first().is_some_and(|action| action == "precreate") {
         tell_parent(surroundings, &text);
+    }
+    if dropped {
+        tell_log(surroundings, &text);
     }
     ExitCode::FAILURE
 }
@@ -153,6 +159,19 @@ fn tell_parent(surroundings: &Surroundings<'_>, text: &str) {
     // One that is a socket cannot be opened: then there is the journal.
     if let Ok(mut stream) = open {
         let _ = writeln!(stream, "{text}");
+    }
+}
+
+/// Says it in the log of the runtime that runs the hook: podman tells its user what stands there or, if
+/// that is more than the runtime's own line, what the runtime has written.
+fn tell_log(surroundings: &Surroundings<'_>, text: &str) {
+    let path = surroundings.roots.proc.join(getppid().to_string()).join("cmdline");
+    let Ok(line) = std::fs::read(path) else { return };
+    let words = line.split(|byte| *byte == 0).skip(1).map(|word| OsString::from_vec(word.to_vec()));
+    let line = cmdline::parse(&words.collect::<Vec<_>>());
+    // Where it is relative, it is so to the working folder of another process.
+    if line.log.as_ref().is_some_and(|log| log.is_absolute()) {
+        Reporter::new(&surroundings.roots, &line).relay(text);
     }
 }
 

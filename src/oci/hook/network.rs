@@ -24,7 +24,7 @@ use crate::grant::{Grant, Inventory, Outcome, SmcGrant, decide};
 use crate::inventory::{self, Focus, PodView, rdma_netlink};
 use crate::netns::pod_view;
 use crate::policy::{self, OnRefusal};
-use crate::records::Verdict;
+use crate::records::{Record, Verdict};
 use crate::request::{Carrier, Devices, Key, MARKER, Selector, mentions_us, parse};
 
 /// How long GIDs of new addresses are waited for.
@@ -40,7 +40,7 @@ pub(super) fn create_runtime(call: &Call<'_>) -> Result<(), OciError> {
     let Some(entry) = ledger.read(&key)? else { return unrecorded(&state) };
     let Verdict::Granted { grant } = &entry.record.verdict else { return Ok(()) };
     if let Some(smc) = &grant.smc {
-        turn(call, &key, &entry, &state, smc)?;
+        turn(call, &ledger, &key, &entry, &state, smc)?;
     }
     let settled = grant.smc.as_ref().is_some_and(|smc| !smc.later);
     if state.pid == 0 || entry.request.is_none() || grant.files.is_empty() || settled {
@@ -75,6 +75,7 @@ fn unrecorded(state: &State) -> Result<(), OciError> {
 /// policy lets it start without.
 fn turn(
     call: &Call<'_>,
+    ledger: &Ledger,
     key: &str,
     entry: &Entry,
     state: &State,
@@ -92,9 +93,23 @@ fn turn(
     let about = why.starts_with(SMC);
     let sentence = if about { why } else { format!("{SMC}: {}: {why}", grant.method) };
     let pod = entry.request.as_ref().map(|request| &request.container.pod);
-    if pod.is_some_and(|pod| policy.allowance(pod).on_refusal == OnRefusal::Warn) {
-        call.warn(&format!("starts without, as policy says: {sentence}"));
-        return Ok(());
+    let lenient = pod.is_some_and(|pod| policy.allowance(pod).on_refusal == OnRefusal::Warn);
+    if lenient {
+        call.warn(&format!("starts without SMC-R, as policy says: {sentence}"));
+        // What else it was given it has.
+        let mut entry = entry.clone();
+        if let Verdict::Granted { grant } = &mut entry.record.verdict {
+            grant.smc = None;
+            grant.warnings.push(sentence);
+        }
+        return Ok(ledger.write(key, &entry)?);
+    }
+    // Not every engine calls poststop for a container that never was.
+    let verdict = Verdict::Refused { sentence: sentence.clone() };
+    let record = Record { verdict, ..entry.record.clone() };
+    let entry = Entry { record, request: None, ..entry.clone() };
+    if let Err(problem) = ledger.write(key, &entry) {
+        call.warn(&problem.to_string());
     }
     Err(refused(sentence))
 }

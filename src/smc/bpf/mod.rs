@@ -528,30 +528,53 @@ mod tests {
     #[test]
     #[ignore = "a measurement, for docs/performance.md: run it in the test machine of integration/"]
     fn measure_a_socket_of_others() {
-        use std::time::{Duration, Instant};
+        use std::time::Instant;
 
+        use nix::sched::{CpuSet, sched_setaffinity};
         use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+        use nix::unistd::Pid;
 
-        const ROUNDS: u32 = 10;
-        const CALLS: u32 = 10_000;
+        /// Of each kind; one more without.
+        const BLOCKS: usize = 100;
+        const CALLS: u32 = 1_000;
+        let mut one = CpuSet::new();
+        one.set(0).unwrap();
+        sched_setaffinity(Pid::from_raw(0), &one).unwrap();
         let switch = Switch::new(&Roots::below(Path::new("/")), false);
-        let cost = || {
+        let cost = |kind| {
             let begun = Instant::now();
             for _ in 0..CALLS {
-                drop(socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None));
+                drop(socket(AddressFamily::Inet, kind, SockFlag::empty(), None));
             }
-            begun.elapsed() / CALLS
+            begun.elapsed().as_secs_f64() / f64::from(CALLS)
         };
-        // In turns, so that whatever else the machine does falls on both; of each the best round.
-        let (mut without, mut with) = (Duration::MAX, Duration::MAX);
-        for _ in 0..ROUNDS {
-            without = without.min(cost());
-            // A container of somebody.
-            switch.add(Group { id: 4_242, depth: 2 }).unwrap();
-            with = with.min(cost());
-            switch.remove(4_242).unwrap();
+        let median = |mut values: Vec<f64>| {
+            values.sort_by(f64::total_cmp);
+            (values[values.len() / 4], values[values.len() / 2], values[values.len() * 3 / 4])
+        };
+        for kind in [SockType::Stream, SockType::Datagram] {
+            // In turns: whatever else the machine does falls on both. Each block with the program is
+            // held against those before and after it.
+            let mut without = vec![cost(kind)];
+            let mut with = Vec::new();
+            for _ in 0..BLOCKS {
+                // A container of somebody.
+                switch.add(Group { id: 4_242, depth: 2 }).unwrap();
+                with.push(cost(kind));
+                switch.remove(4_242).unwrap();
+                without.push(cost(kind));
+            }
+            let ratios = with.iter().zip(without.windows(2));
+            let ratios =
+                ratios.map(|(with, beside)| 2.0 * with / (beside[0] + beside[1])).collect();
+            let (low, middle, high) = median(ratios);
+            let (_, plain, _) = median(without);
+            eprintln!(
+                "{kind:?}: {} socket() and close() of each kind, {:.1} us without: {middle:.2} with \
+                 (half of the blocks: {low:.2} to {high:.2})",
+                BLOCKS * 1_000,
+                plain * 1e6
+            );
         }
-        let ratio = with.as_secs_f64() / without.as_secs_f64();
-        eprintln!("socket() and close(): {without:?} without, {with:?} with: {ratio:.2}");
     }
 }
