@@ -4,6 +4,7 @@ import os
 from harness import (DAEMON_LOG, Log, Pod, contains, cri, equal, expect, install, lacks, read)
 from oci import PINGPONG, allow_capabilities, has_capabilities
 
+UVERBS = "/dev/infiniband/uverbs0"
 BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 
 
@@ -37,17 +38,49 @@ def works(container):
 
 def a_pod_of_the_handler_has_devices_and_capabilities(node):
     log = Log(DAEMON_LOG)
-    container = pod("class", {"devices": "all", "capabilities": "IPC_LOCK,NET_RAW"}).run(
-        "main", user=1000, drop=["ALL"])
-    works(container)
-    has_capabilities(container.sh("cat /proc/self/status"), "in an exec session")
-    status = read(f"/proc/{pid(container)}/status")
-    has_capabilities(status, "the first process")
-    contains(container.sh("env; ulimit -l"), "NCCL_IB_HCA==rxe0:1\n", "unlimited\n")
-    # One owner: what NRI would have given is in the stored spec.
-    lacks(container.spec(), "uverbs0")
-    equal(document(container.id).count("NCCL_IB_HCA="), 1, "the number of lists")
+    asked = pod("class", {"devices": "all", "capabilities": "IPC_LOCK,NET_RAW"})
+    for name, user in (("main", 1000), ("root", 0)):
+        container = asked.run(name, user=user, drop=["ALL"])
+        works(container)
+        contains(container.sh("id"), f"uid={user}")
+        has_capabilities(container.sh("cat /proc/self/status"), f"an exec session of {user}")
+        status = read(f"/proc/{pid(container)}/status")
+        has_capabilities(status, f"the first process of {user}")
+        contains(container.sh("env"), "NCCL_IB_HCA==rxe0:1\n")
+        equal(container.sh("ulimit -l; ulimit -Hl").split(), ["unlimited"] * 2, "an exec session's limits")
+        contains(read(f"/proc/{pid(container)}/limits"), "Max locked memory         unlimited")
+        # One owner: what NRI would have given is in the stored spec.
+        lacks(container.spec(), "uverbs0")
+        equal(document(container.id).count("NCCL_IB_HCA="), 1, "the number of lists")
     lacks("".join(x for x in log.text().splitlines() if "default/class" in x), "granted pod")
+
+
+def c09_a_capability_that_policy_does_not_give_is_refused_at_start(node):
+    asked = pod("greedy", {"devices": "all", "capabilities": "IPC_LOCK,SYS_ADMIN"})
+    contains(start_refusal(asked), "rdma-ctk: ", "capabilities.rdma-ctk.io=IPC_LOCK,SYS_ADMIN",
+             "policy does not give SYS_ADMIN to namespace default",
+             "config.toml, [default] capabilities: IPC_LOCK, NET_RAW")
+
+
+def c89_c90_a_user_namespace_has_usable_nodes_and_the_limit(node):
+    container = pod("users", {"devices": "all", "capabilities": "NET_RAW"},
+                    host_network=False, host_users=False).run("main", user=1000)
+    contains(container.sh("cat /proc/self/uid_map"), "100000")
+    works(container)
+    equal(container.sh("ulimit -l; ulimit -Hl").split(), ["unlimited"] * 2, "the limits")
+    # The node is the host's own, whose owner is nobody there.
+    contains(container.sh("stat -c '%a %u' /dev/infiniband/uverbs0"), "666 65534")
+
+
+def c90_a_node_that_a_user_namespace_cannot_open_is_refused_with_its_mode(node):
+    mode = os.stat(UVERBS).st_mode & 0o777
+    os.chmod(UVERBS, 0o600)
+    try:
+        asked = pod("closed", {"devices": "all"}, host_network=False, host_users=False)
+        contains(start_refusal(asked), "rdma-ctk: ", "uverbs0 has mode 0600",
+                 "in a user namespace cannot open it", "udev")
+    finally:
+        os.chmod(UVERBS, mode)
 
 
 def pid(container):
@@ -137,6 +170,9 @@ def undone_the_handler_is_gone(node):
 
 CASES = [
     a_pod_of_the_handler_has_devices_and_capabilities,
+    c09_a_capability_that_policy_does_not_give_is_refused_at_start,
+    c89_c90_a_user_namespace_has_usable_nodes_and_the_limit,
+    c90_a_node_that_a_user_namespace_cannot_open_is_refused_with_its_mode,
     the_daemon_says_whose_the_pod_is,
     c10_an_unknown_adapter_is_refused_at_start,
     a_scoped_key_reaches_its_container_only,

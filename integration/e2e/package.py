@@ -40,6 +40,7 @@ def installed_it_starts_and_configures_nothing(node):
 def manual_pages_units_and_hooks_are_in_it(_):
     files = command("dpkg", "--listfiles", "rdma-ctk")
     contains(files, "/usr/share/man/man1/rdma-ctk.1", "/usr/share/bash-completion/completions/rdma-ctk",
+             "/usr/share/man/man1/rdma-ctk-probe.1", "/usr/share/bash-completion/completions/rdma-ctk-probe",
              "/usr/share/rdma-ctk/hooks.d/podman/rdma-ctk.json", "/systemd/system/rdma-ctk.service",
              "/systemd/system/rdma-ctk-cdi.service", "runtimeclass.yaml")
 
@@ -48,6 +49,18 @@ def the_wrapper_works_as_installed(node):
     runtime = "--runc-binary=/usr/bin/rdma-ctk-runtime"
     contains(node.ctr.run(runtime, ASKS, script=PINGPONG).good(), "100 iters in")
     node.ctr.run(runtime, f"--annotation={KEY}=mlx5_9", script="echo it runs").refused("rdma-ctk: ")
+
+
+def the_probe_works_in_a_container_as_installed(node):
+    path = "/usr/bin/rdma-ctk-probe"
+    mount = f"--mount=type=bind,src={path},dst={path},options=rbind:ro"
+    runtime = "--runc-binary=/usr/bin/rdma-ctk-runtime"
+    out = node.ctr.run(runtime, ASKS, mount, "--net-host", script=path).good()
+    contains(out, "Everything that this container was given works.", "pingpong  ok")
+    # Without the opt-in it says so, with a status of its own.
+    done = node.ctr.run(runtime, mount, "--net-host", script=f"{path}; exit $?")
+    equal(done.status, 3, "the status without an adapter")
+    contains(done.out, "devices.rdma-ctk.io")
 
 
 def podman_works_as_configured(_):
@@ -79,6 +92,7 @@ CASES = [
     installed_it_starts_and_configures_nothing,
     manual_pages_units_and_hooks_are_in_it,
     the_wrapper_works_as_installed,
+    the_probe_works_in_a_container_as_installed,
     podman_works_as_configured,
     removed_it_names_what_is_still_configured,
     installed_again_it_can_be_taken_back_and_purged,

@@ -5,9 +5,11 @@ import re
 import subprocess
 import threading
 
+from engines import PINGPONG
 from harness import (DAEMON_LOG, PROGRAM, Log, Neighbour, Pod, command, contains, cri, equal, expect,
                      lacks, read, wait_for, write)
 
+UVERBS = "/dev/infiniband/uverbs0"
 # Containers of which one is made before the daemon runs and one after: their specs must be equal.
 BYSTANDERS = {
     "plain": {},
@@ -157,6 +159,32 @@ def nccl_conf_is_seen_without_the_environment(node):
     text = container.sh("env -i cat /etc/nccl.conf")
     contains(text, "NCCL_IB_HCA==rxe0:1\n")
     equal(container.sh("stat -c %a /etc/nccl.conf").strip(), "444", "its mode")
+
+
+# -- user namespaces --------------------------------------------------------------------------
+def c89_c90_a_user_namespace_has_usable_nodes_and_the_limit(node):
+    pod = Pod("users", {"devices": "all", "env": "file"}, host_network=False, host_users=False)
+    container = pod.run("main", user=1000, add=["IPC_LOCK"])
+    contains(container.sh("cat /proc/self/uid_map"), "100000")
+    # The node is the host's own, whose owner is nobody there.
+    contains(container.sh("stat -c '%a %u' /dev/infiniband/uverbs0"), "666 65534")
+    contains(container.sh(PINGPONG), "100 iters in")
+    equal(container.sh("ulimit -l; ulimit -Hl").split(), ["unlimited"] * 2, "the limits")
+    contains(container.sh("env -i cat /etc/nccl.conf"), "NCCL_IB_HCA==rxe0:1\n")
+
+
+def c90_a_node_that_a_user_namespace_cannot_open_is_warned_of_with_its_mode(node):
+    mode = os.stat(UVERBS).st_mode & 0o777
+    os.chmod(UVERBS, 0o600)                       # which no event tells; a start looks anew
+    node.daemon_down()
+    node.daemon_up()
+    try:
+        Pod("closed", {"devices": "all"}, host_network=False, host_users=False).run("main")
+        wait_for("the warning", lambda: "uverbs0 has mode 0600" in node.ctk("inspect", "closed"), 10)
+    finally:
+        os.chmod(UVERBS, mode)
+        node.daemon_down()
+        node.daemon_up()
 
 
 # -- RoCE without an interface in the pod ----------------------------------------------------
@@ -332,6 +360,8 @@ CASES = [
     variables_of_the_container_are_not_overridden,
     env_off_sets_nothing,
     nccl_conf_is_seen_without_the_environment,
+    c89_c90_a_user_namespace_has_usable_nodes_and_the_limit,
+    c90_a_node_that_a_user_namespace_cannot_open_is_warned_of_with_its_mode,
     c26_roce_behind_veth_works_with_a_warning,
     c26_roce_behind_veth_is_refused_where_required,
     c10_an_unknown_adapter_is_refused,

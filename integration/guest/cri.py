@@ -111,12 +111,18 @@ class Pod:
     privileged: bool = False
     namespace: str = "default"
     runtime: str = ""                             # handler
+    host_users: bool = True                       # False: a user namespace, ids from 100000 on
 
-    def network(self):
-        return NODE if self.host_network else POD
+    def namespaces(self):
+        """NamespaceOption, as the kubelet sends it for the pod and for each container."""
+        users = b""
+        if not self.host_users:
+            ids = num(1, 100000) + num(3, 65536)
+            users = data(5, data(2, ids) + data(3, ids))
+        return num(1, NODE if self.host_network else POD) + num(2, CONTAINER) + users
 
     def config(self):
-        sec = data(1, num(1, self.network()) + num(2, CONTAINER)) + num(6, self.privileged)
+        sec = data(1, self.namespaces()) + num(6, self.privileged)
         return (data(1, data(1, self.name) + data(2, f"uid-{self.name}") + data(3, self.namespace))
                 + (b"" if self.host_network else data(2, self.name))
                 + data(3, f"/var/log/pods/{self.name}")
@@ -144,9 +150,9 @@ class Container:
     cpus: float = 0                               # the limit in CPUs; 0 is none
     shares: int = 102                             # the request: 1024 is a CPU
 
-    def config(self, network):
+    def config(self, namespaces):
         sec = (data(1, strings(1, self.add) + strings(2, self.drop)) + num(2, self.privileged)
-               + data(3, num(1, network) + num(2, CONTAINER)))
+               + data(3, namespaces))
         if self.user is not None:
             sec += data(5, num(1, self.user))
         if not self.privileged:                   # what kubelet sends by default
@@ -172,7 +178,7 @@ def run_pod(pod):
 def create(pod_id, container, pod):
     """CreateContainer; the container's id."""
     return call("CreateContainer",
-                data(1, pod_id) + data(2, container.config(pod.network()))
+                data(1, pod_id) + data(2, container.config(pod.namespaces()))
                 + data(3, pod.config()))[1][0].decode()
 
 

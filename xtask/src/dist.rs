@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: what is handed to users, in `dist/`: the programs, those of the OCI path
-//! static, manual pages, completions, and with `--deb` the Debian package of it all.
+//! `cargo xtask dist`: what is handed to users, in `dist/`: the programs, those of the OCI path and the
+//! probe static, manual pages, completions, and with `--deb` the Debian package of it all.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,12 +9,14 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 use crate::checks::install;
-use crate::machine::{root, target};
+use crate::machine::{root, static_probe, target};
 use crate::process::{cargo, succeed};
 
 /// The wrapper, which is the hook under another name.
 const WRAPPER: &str = "rdma-ctk-runtime";
 const HOOK: &str = "rdma-ctk-hook";
+/// The probe, which has to start in images of every kind.
+const PROBE: &str = "rdma-ctk-probe";
 
 /// Build it all.
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
@@ -32,6 +34,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     fs::create_dir_all(&programs).context("cannot make dist")?;
     succeed(&mut cargo(&["build", "--release", "--bin", "rdma-ctk"]))?;
     copy(&target()?.join("release/rdma-ctk"), &programs.join("rdma-ctk"))?;
+    static_probe()?;
+    copy(&target()?.join("release").join(PROBE), &programs.join(PROBE))?;
     copy(&wrapper()?, &programs.join(WRAPPER))?;
     symlink(WRAPPER, programs.join(HOOK)).context("cannot link the hook")?;
     pages(&dist)?;
