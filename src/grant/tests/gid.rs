@@ -74,6 +74,28 @@ fn c27_never_a_constant_gid_index() {
 }
 
 #[test]
+fn c85_an_engines_macvlan_has_its_index_and_one_that_comes_later_has_none() {
+    let table = "2 v1 ::ffff:10.0.0.5 ens3np0\n3 v2 ::ffff:10.0.0.5 ens3np0\n\
+                 6 v1 ::ffff:10.0.0.9 eth0\n7 v2 ::ffff:10.0.0.9 eth0";
+    let node = node([roce("mlx5_0", 0, "ens3np0", table)]);
+    let mut asks = request("mlx5_0");
+    asks.carrier.path = CarrierPath::Wrapper;
+    let there = network(&node, [interface("eth0", "macvlan", &["10.0.0.9/24"])]);
+    let granted = grant(&asks, &node, &there);
+    assert_eq!(index(&granted), Some("7"));
+    assert_eq!(granted.warnings, [""; 0]);
+    // Docker makes it after the document was edited: unset, never another's, and said so.
+    let reason = "its network namespace is made after this".to_owned();
+    let granted = grant(&asks, &node, &PodView::Pending { reason: reason.clone() });
+    assert_eq!(index(&granted), None);
+    assert!(
+        granted.reasons.iter().any(|said| said.text.contains(&reason)),
+        "{:?}",
+        granted.reasons
+    );
+}
+
+#[test]
 fn c29_different_indexes_are_left_to_nccl() {
     let mut two = node([
         roce("mlx5_1", 1, "eth1", "0 v2 fe80::1 eth1\n3 v2 ::ffff:10.1.0.7 net1"),

@@ -177,7 +177,7 @@ fn a_container_that_carries_its_grant_is_not_edited_again() {
 }
 
 #[test]
-fn a_network_that_comes_later_is_filled_in_by_a_hook_behind_the_engines() {
+fn c85_a_network_that_comes_later_is_filled_in_by_a_hook_behind_the_engines() {
     let rig = Rig::new("soft-roce");
     let document = asking(&plain("nerdctl.config.json"), "devices.rdma-ctk.io", "all");
     let (edited, _) = rig.edit(&document).unwrap();
