@@ -18,7 +18,7 @@ def prepare(node):
     node.containerd_up()
     node.engines = {"ctr": engines.ctr(), "nerdctl": engines.nerdctl()}
     node.engines["ctr"].options.append(f"--runc-binary={WRAPPER}")
-    node.engines["nerdctl"].options.append(f"--runtime={WRAPPER}")
+    node.engines["nerdctl"].options.append("--runtime=rdma-ctk-runtime")
     write("/etc/docker/daemon.json", DAEMON_JSON)
     command("rdma-ctk", "configure", "docker")
     node.dockerd = engines.docker_up()

@@ -10,10 +10,9 @@ use serde_json::Value;
 use toml_edit::{DocumentMut, Item, Table, TableLike};
 
 use super::change::{Content, Plan};
+use super::drop_ins::{FileError, load, sorted};
 use super::record::{ApplyError, locate, replace};
-use super::tables::{
-    TomlError, get, lay, list, parse, plain, put, table, table_at, text_at, texts_at,
-};
+use super::tables::{get, lay, list, plain, put, table, table_at, text_at, texts_at};
 use super::{NAME, WRAPPER};
 use crate::roots::Roots;
 
@@ -27,15 +26,10 @@ const HOOKS: &str = "/usr/share/containers/oci/hooks.d";
 /// CRI-O's files cannot be understood, or must not be changed by us.
 #[derive(Debug, thiserror::Error)]
 pub enum CrioError {
-    /// A file is no TOML.
-    #[error("{}: {source}", path.display())]
-    Toml {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: TomlError,
-    },
-    /// A file cannot be read.
+    /// A file cannot be read, or is no TOML.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The file of a hook, or a folder of them, cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
         /// The file.
@@ -108,20 +102,9 @@ fn merged(
 ) -> Result<Table, CrioError> {
     let folder = locate(roots, folder);
     let mut files = vec![folder.join("crio.conf")];
-    let mut drop_ins: Vec<PathBuf> = fs::read_dir(folder.join("crio.conf.d"))
-        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-        .unwrap_or_default();
-    drop_ins.retain(|path| path.file_name().is_some_and(&counts));
-    drop_ins.sort();
-    files.extend(drop_ins);
+    files.extend(sorted(&folder.join("crio.conf.d"), counts));
     let mut all = Table::new();
-    for path in files {
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(CrioError::Read { path, source }),
-        };
-        let document = parse(&text).map_err(|source| CrioError::Toml { path, source })?;
+    for (_, document) in load(files)? {
         lay_file(&mut all, document.as_table());
     }
     Ok(all)
@@ -231,15 +214,7 @@ fn drop_in(options: &Options, entry: &Table, hooks: Option<&[String]>) -> String
 /// Says when a file that is read after ours takes something back.
 fn later(roots: &Roots, options: &Options, plan: &mut Plan) -> Result<(), CrioError> {
     let folder = locate(roots, &options.folder).join("crio.conf.d");
-    let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-    let mut after: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    after.retain(|path| path.file_name().is_some_and(|name| name > DROP_IN));
-    after.sort();
-    for path in after {
-        let text = fs::read_to_string(&path)
-            .map_err(|source| CrioError::Read { path: path.clone(), source })?;
-        let document =
-            parse(&text).map_err(|source| CrioError::Toml { path: path.clone(), source })?;
+    for (path, document) in load(sorted(&folder, |name| name > DROP_IN))? {
         let ours = ["default_runtime", "hooks_dir"];
         for key in ours.iter().filter(|key| match **key {
             "default_runtime" => options.default,

@@ -9,6 +9,7 @@ mod change;
 pub mod containerd;
 pub mod crio;
 pub mod docker;
+mod drop_ins;
 mod json;
 pub mod podman;
 mod record;
@@ -16,6 +17,7 @@ mod reversal;
 mod tables;
 
 pub use change::{Content, FileChange, Plan};
+pub use drop_ins::FileError;
 pub use record::{ApplyError, Owner, apply, undo, undo_plan};
 
 /// The runtime wrapper, as packages install it.

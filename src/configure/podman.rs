@@ -1,15 +1,15 @@
 //! Registration with podman: a drop-in that adds our folder of hooks to the ones that there are,
 //! and the wrapper to the runtimes. Rootless podman reads it too.
 
-use std::fs;
-use std::io;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use toml_edit::{Array, DocumentMut, Value};
 
 use super::change::{Content, Plan};
+use super::drop_ins::{FileError, load, sorted};
 use super::record::{ApplyError, locate, replace};
-use super::tables::{TomlError, get, list, parse, put, table};
+use super::tables::{get, list, put, table};
 use super::{NAME, WRAPPER};
 use crate::roots::Roots;
 
@@ -25,22 +25,9 @@ const JSON: [&str; 6] = ["crun", "runc", "kata", "runsc", "youki", "krun"];
 /// podman's files cannot be understood.
 #[derive(Debug, thiserror::Error)]
 pub enum PodmanError {
-    /// A file is no TOML.
-    #[error("{}: {source}", path.display())]
-    Toml {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: TomlError,
-    },
-    /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    /// A file cannot be read, or is no TOML.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// It cannot be looked at.
     #[error(transparent)]
     Apply(#[from] ApplyError),
@@ -77,25 +64,9 @@ impl Default for Options {
 fn files(roots: &Roots, share: &Path) -> Result<Vec<(PathBuf, DocumentMut)>, PodmanError> {
     let etc = locate(roots, Path::new("/etc/containers"));
     let mut paths = vec![share.join("containers/containers.conf"), etc.join("containers.conf")];
-    let mut drop_ins: Vec<PathBuf> = fs::read_dir(etc.join("containers.conf.d"))
-        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-        .unwrap_or_default();
-    drop_ins.retain(|path| path.extension().is_some_and(|end| end == "conf"));
-    drop_ins.sort();
-    paths.extend(drop_ins);
-    let mut files = Vec::new();
-    for path in paths {
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(PodmanError::Read { path, source }),
-        };
-        match parse(&text) {
-            Ok(document) => files.push((path, document)),
-            Err(source) => return Err(PodmanError::Toml { path, source }),
-        }
-    }
-    Ok(files)
+    let conf = |name: &OsStr| Path::new(name).extension().is_some_and(|end| end == "conf");
+    paths.extend(sorted(&etc.join("containers.conf.d"), conf));
+    Ok(load(paths)?)
 }
 
 /// What a list of `[engine]` comes to. One that ends in `{append=true}` is added to those before.
