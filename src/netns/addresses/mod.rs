@@ -6,7 +6,11 @@
 
 mod choice;
 mod folder;
+pub mod frames;
 mod leases;
+mod packet;
+mod plan;
+mod wire;
 
 use std::io;
 use std::net::IpAddr;
@@ -16,6 +20,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::folder::{Said, decode, encode, file_name};
 pub use self::leases::{Leases, leases, take_all};
+pub use self::plan::plan;
+pub use self::wire::{Inside, Wire};
 use crate::inventory::Prefix;
 use crate::policy::Range;
 
