@@ -94,6 +94,13 @@ def install(*programs):
         command("cp", f"/mnt/bin/{program}", "/usr/bin/")
 
 
+def confined(*drop_ins):
+    """Words before a program that run it with no more than our unit and these drop-ins give."""
+    units = "/mnt/systemd/rdma-ctk.service"
+    return ["python3", "/mnt/e2e/confined.py", units,
+            *(f"{units}.d/{name}" for name in drop_ins), "--"]
+
+
 class Log:
     """A log file from a moment on, or the whole of it."""
 

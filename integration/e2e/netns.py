@@ -1,6 +1,6 @@
 """What moves into pods and what does not, and limits of the rdma cgroup. Soft-RoCE cannot move: what
 it is told is what is tested here; the rest of a move runs in `units` and on a simulated kernel."""
-from harness import CONFIG, Pod, command, contains, cri, equal, lacks, wait_for, write
+from harness import CONFIG, Pod, command, confined, contains, cri, equal, lacks, wait_for, write
 
 POLICY = """
 [links]
@@ -19,14 +19,14 @@ ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p 1%s 127.0.0.1 && wait $server
 
 def prepare(node):
     node.containerd_up()
-    node.daemon_up()
+    node.daemon_up(under=confined("exclusive.conf"))
 
 
 def policy(node, text):
     """Another policy, once the daemon has it."""
     write(CONFIG, text)
     node.daemon_down()
-    node.daemon_up()
+    node.daemon_up(under=confined("exclusive.conf"))
 
 
 def refused(name):

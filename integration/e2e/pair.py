@@ -5,8 +5,10 @@ Runs in both guests. The first one is the client and has its results counted.
 import json
 import os
 import re
+import signal
+import subprocess
 
-from harness import Pod, contains, cri, equal, wait_for
+from harness import Log, Pod, command, contains, cri, equal, wait_for, write
 
 FIRST = os.environ["CTK_NODE"] == "0"
 PEER = os.environ["CTK_PEER"]
@@ -66,16 +68,64 @@ time.sleep(600)
 """
 
 
+USR = {"mounts": [("/usr", "/usr")]}
+
+
+def falls_back(node, name, port, *reasons):
+    """A connection between the nodes that falls back for this reason, and works."""
+    pod = Pod(f"{name}-{os.environ['CTK_NODE']}", {"smc": "auto"})
+    if not FIRST:
+        sender = pod.run(name, "python3", "-uc", SEND, port, "1", **USR)
+        wait_for("the other node", lambda: sender.state() == "STOPPED", 500, step=2)
+        return
+    receiver = pod.run(name, "python3", "-uc", RECEIVE, PEER, port, "1", **USR)
+    wait_for("the other node", lambda: re.search(r"rate (\S+)", receiver.log()), 500, step=2)
+    seen = json.loads(node.ctk("smc", "status", name, "-o", "json"))["containers"][0]
+    (connection,) = seen["connections"]
+    equal(connection["mode"], "TCP", "the mode")
+    print(f"    {name}: {connection['reason']}", flush=True)
+    contains(connection["reason"], *reasons)
+    cri.call("StopContainer", cri.data(1, receiver.id))
+
+
+def c96_where_udp_is_not_let_through_the_reason_is_the_first_message(node):
+    if not FIRST:
+        rule = "table inet e2e { chain c { type filter hook input priority 0; udp dport 4791 drop; }; }"
+        subprocess.run(["nft", "-f", "-"], input=rule, text=True, check=True)
+    try:
+        falls_back(node, "blocked", "7203", "the first RDMA message did not arrive in time")
+    finally:
+        if not FIRST:
+            command("nft", "delete", "table", "inet", "e2e")
+
+
+def c96_nodes_that_share_no_eid_are_told_so(node):
+    def policy(text):
+        log = Log("/var/log/rdma-ctk.log")
+        write("/etc/rdma-ctk/config.toml", text)
+        node.daemon.send_signal(signal.SIGHUP)
+        log.wait("policy")
+    if not FIRST:
+        policy('[smc]\neid = "OTHER"\n')
+        command("smc", "ueid-remove", "RDMA-CTK")
+    try:
+        falls_back(node, "strangers", "7204", "the other side declined",
+                   "the two nodes have no user EID in common")
+    finally:
+        if not FIRST:
+            policy("")
+            command("smc", "ueid-remove", "OTHER")
+
+
 def plain_tcp_programs_of_two_nodes_speak_smc_r(node):
     """The rates are told, not promised: soft-RoCE is slower than the TCP that it goes over."""
-    usr = {"mounts": [("/usr", "/usr")]}
     for name, keys, port, size in (("smc", {"smc": "auto"}, "7201", "16"), ("tcp", {}, "7202", "64")):
         pod = Pod(f"{name}-{os.environ['CTK_NODE']}", keys)
         if not FIRST:
-            sender = pod.run(name, "python3", "-uc", SEND, port, size, **usr)
+            sender = pod.run(name, "python3", "-uc", SEND, port, size, **USR)
             wait_for("the other node", lambda: sender.state() == "STOPPED", 500, step=2)
             continue
-        receiver = pod.run(name, "python3", "-uc", RECEIVE, PEER, port, size, **usr)
+        receiver = pod.run(name, "python3", "-uc", RECEIVE, PEER, port, size, **USR)
         rate = wait_for("the other node",
                         lambda: re.search(r"rate (\S+)", receiver.log()), 500, step=2)[1]
         print(f"    {name}: {rate} MiB/s", flush=True)
@@ -86,4 +136,10 @@ def plain_tcp_programs_of_two_nodes_speak_smc_r(node):
         cri.call("StopContainer", cri.data(1, receiver.id))     # the other side waits for that
 
 
-CASES = [pods_on_two_nodes_exchange_messages, plain_tcp_programs_of_two_nodes_speak_smc_r]
+CASES = [
+    pods_on_two_nodes_exchange_messages,
+    # Before there are links: those that are up are used without being tried again.
+    c96_where_udp_is_not_let_through_the_reason_is_the_first_message,
+    c96_nodes_that_share_no_eid_are_told_so,
+    plain_tcp_programs_of_two_nodes_speak_smc_r,
+]

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import time
 
-from harness import (Log, Pod, Skip, command, contains, cri, equal, expect, lacks, read,
-                     wait_for, write)
+from harness import (Log, Pod, Skip, command, confined, contains, cri, equal, expect, lacks,
+                     read, wait_for, write)
 
 SMC, TCP = "256", "6"
 PINS = "/sys/fs/bpf/rdma-ctk"
@@ -62,10 +62,8 @@ def prepare(node):
 
 
 def up(node):
-    """Start the daemon with the capabilities of its service and of the file that SMC-R adds to it
-    (packaging/systemd)."""
-    few = "-all,+sys_admin,+sys_ptrace,+net_admin"
-    node.daemon_up(under=["setpriv", "--no-new-privs", "--bounding-set", few, "--inh-caps", few])
+    """Start the daemon with no more than its unit gives and the file that SMC-R adds to it."""
+    node.daemon_up(under=confined("smc.conf"))
 
 
 def python(pod, name, program, *words):
@@ -238,6 +236,9 @@ def c96_reasons_are_told_in_words_and_counted(node):
         expect(found["fix"], f"no fix for {name}")
     contains(node.ctk("smc", "status", "peer"),
              "1 of 1 connections on TCP: the other side did not offer SMC", "to do: switch the other")
+    contains(node.ctk("inspect", "peer"), "SMC-R by bpf: 1 of 1 connections on TCP: the other side did not "
+             "offer SMC", "to do: switch the other")
+    contains(node.ctk("inspect", "server"), "connections on SMC-R", "SMC-R port 7101", "rxelo/1")
     contains(node.ctk("doctor", "smc-connections", check=False), "did not offer SMC")
     for word in ("peer_without_smc", "no_device", "socket_option"):
         expect(node.metric(rf'rdma_ctk_smc_fallback_total\{{reason="{word}"\}}') >= 1,
@@ -357,6 +358,28 @@ def release_takes_the_program_away(node):
     gone(PINS)
 
 
+def c100_what_smc_lacks_takes_nothing_else_down(node):
+    """Nowhere to pin the program: pods with devices are as they were, and who asks for it is refused."""
+    command("umount", "/sys/fs/bpf")
+    try:
+        node.daemon_down()
+        up(node)
+        pod = Pod("devices", {"devices": "all"})
+        contains(pod.run("main").sh("ibv_devinfo"), "PORT_ACTIVE")
+        stop_pod(pod)
+        pod = Pod("nowhere", {"smc": "bpf"})
+        contains(pod.refusal(), "no BPF file system is mounted: mount -t bpf bpf /sys/fs/bpf")
+        stop_pod(pod)
+        contains(node.ctk("doctor", "smc", check=False), "no method turns sockets here",
+                 "no BPF file system is mounted")
+    finally:
+        command("mount", "-t", "bpf", "bpf", "/sys/fs/bpf")
+    container = Pod("again", {"smc": "bpf"}).run("again", **PYTHON)
+    equal(protocol(container), SMC, "a socket once it is mounted")
+    stop(container)
+    gone(PINS)
+
+
 CASES = [
     two_pods_speak_smc_r_and_the_container_that_did_not_ask_tcp,
     it_needs_no_node_no_limit_and_no_capability,
@@ -372,4 +395,5 @@ CASES = [
     what_stopped_meanwhile_is_dropped_and_the_program_goes_with_the_last,
     preparation_takes_at_most_half_of_the_scripts,
     release_takes_the_program_away,
+    c100_what_smc_lacks_takes_nothing_else_down,
 ]

@@ -197,6 +197,9 @@ fn run_batch(batch: &Batch, programs: &Path, options: &Options) -> Tally {
             Err(error) => return cannot(&format!("{error:#}; that wants Go and its modules")),
         }
     }
+    if name == "smc" || name == "netns" {
+        machine::tell_system_calls(programs);
+    }
     if name.starts_with("smc") {
         machine::build_programs_of_smc(programs);
     }

@@ -69,17 +69,34 @@ pub fn go_tool(tool: &str, version: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// `integration/vm run` with the test scripts at `/mnt/e2e`, the programs at `/mnt/bin`, and the hook
-/// files at `/mnt/hooks`.
+/// files at `/mnt/hooks`, and the units at `/mnt/systemd`.
 pub fn run(programs: &Path, options: &[&str], command: &[&str]) -> Command {
     let mut vm = Command::new(root().join("integration/vm"));
     vm.arg("run")
         .arg(format!("--share=e2e={}", root().join("integration/e2e").display()))
         .arg(format!("--share=bin={}", programs.display()))
         .arg(format!("--share=hooks={}", root().join("hooks.d").display()))
+        .arg(format!("--share=systemd={}", root().join("packaging/systemd").display()))
         .args(options)
         .arg("--")
         .args(command);
     vm
+}
+
+/// Puts down what systemd's groups of system calls have in them, and the numbers of these, for a machine
+/// that has no systemd to ask. Where this one has none either, programs run there without a filter.
+pub fn tell_system_calls(programs: &Path) {
+    match Command::new("systemd-analyze").args(["--no-pager", "syscall-filter"]).output() {
+        Ok(groups) if groups.status.success() => {
+            let told = std::fs::write(programs.join("syscall-groups"), groups.stdout);
+            let headers = Path::new("/usr/include/x86_64-linux-gnu/asm/unistd_64.h");
+            let numbers = std::fs::copy(headers, programs.join("unistd_64.h"));
+            for problem in [told.err(), numbers.err()].into_iter().flatten() {
+                eprintln!("no filter of system calls: {}: {problem}", programs.display());
+            }
+        }
+        _ => eprintln!("no filter of system calls: there is no systemd-analyze"),
+    }
 }
 
 /// Build the programs that the batch `smc` runs in containers. Without their compilers it skips what

@@ -528,7 +528,8 @@ mod tests {
     #[test]
     #[ignore = "a measurement, for docs/performance.md: run it in the test machine of integration/"]
     fn measure_a_socket_of_others() {
-        use std::time::Instant;
+        use std::thread::sleep;
+        use std::time::{Duration, Instant};
 
         use nix::sched::{CpuSet, sched_setaffinity};
         use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -537,15 +538,22 @@ mod tests {
         /// Of each kind; one more without.
         const BLOCKS: usize = 100;
         const CALLS: u32 = 1_000;
+        /// So long the kernel tidies up after a program has come or gone.
+        const SETTLED: Duration = Duration::from_millis(100);
         let mut one = CpuSet::new();
         one.set(0).unwrap();
         sched_setaffinity(Pid::from_raw(0), &one).unwrap();
         let switch = Switch::new(&Roots::below(Path::new("/")), false);
-        let cost = |kind| {
-            let begun = Instant::now();
-            for _ in 0..CALLS {
+        let make = |kind, calls| {
+            for _ in 0..calls {
                 drop(socket(AddressFamily::Inet, kind, SockFlag::empty(), None));
             }
+        };
+        let cost = |kind| {
+            sleep(SETTLED);
+            make(kind, CALLS / 2);
+            let begun = Instant::now();
+            make(kind, CALLS);
             begun.elapsed().as_secs_f64() / f64::from(CALLS)
         };
         let median = |mut values: Vec<f64>| {
