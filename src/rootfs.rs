@@ -4,7 +4,7 @@
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -39,6 +39,17 @@ impl Rootfs {
         openat2(self.0.as_fd(), &path, how).ok().map(File::from)
     }
 
+    /// A regular file, to be read. What is there is looked at before it is opened, and what is opened
+    /// is what was looked at: the handle's own inode.
+    fn regular(&self, path: &str) -> Option<File> {
+        let handle = self.at(path, OFlag::O_PATH)?;
+        if !handle.metadata().ok()?.is_file() {
+            return None;
+        }
+        let again = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(again).ok()
+    }
+
     /// Whether there is something at that path.
     pub fn exists(&self, path: &str) -> bool {
         self.at(path, OFlag::O_PATH).is_some()
@@ -46,10 +57,7 @@ impl Rootfs {
 
     /// Text of a regular file; `None` where there is none, or it is longer than 64 KiB.
     pub fn read(&self, path: &str) -> Option<String> {
-        let file = self.at(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
-        if !file.metadata().ok()?.is_file() {
-            return None;
-        }
+        let file = self.regular(path)?;
         let mut text = String::new();
         file.take(LONGEST + 1).read_to_string(&mut text).ok()?;
         (text.len() as u64 <= LONGEST).then_some(text)
@@ -57,10 +65,7 @@ impl Rootfs {
 
     /// The first bytes of a regular file, at most so many; `None` where there is none.
     pub fn head(&self, path: &str, most: u64) -> Option<Vec<u8>> {
-        let file = self.at(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
-        if !file.metadata().ok()?.is_file() {
-            return None;
-        }
+        let file = self.regular(path)?;
         let mut head = Vec::new();
         file.take(most).read_to_end(&mut head).ok()?;
         Some(head)
@@ -120,7 +125,30 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
+    use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+
     use super::*;
+
+    /// The kernel tells of each opening; of looking (`O_PATH`) it tells nothing.
+    #[test]
+    fn nothing_but_a_regular_file_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&folder.path().join("pipe"), Mode::S_IRWXU).unwrap();
+        fs::write(folder.path().join("file"), "text").unwrap();
+        let root = Rootfs::open(folder.path()).unwrap();
+        let watch = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
+        watch.add_watch(folder.path(), AddWatchFlags::IN_OPEN).unwrap();
+        let opened = || -> Vec<_> {
+            let events = watch.read_events().unwrap_or_default();
+            events.into_iter().filter_map(|event| event.name).collect()
+        };
+        assert_eq!((root.read("pipe"), root.head("pipe", 3)), (None, None));
+        assert!(root.exists("pipe"));
+        assert!(!root.put("/pipe", "x", "x").unwrap());
+        assert!(opened().is_empty());
+        assert_eq!(root.read("file").as_deref(), Some("text"));
+        assert_eq!(opened(), ["file"]);
+    }
 
     #[test]
     fn links_stay_inside_and_pipes_do_not_block() {
