@@ -2,8 +2,12 @@
 
 use std::process::ExitCode;
 
+use rdma_ctk::oci::arena::Arena;
 use rdma_ctk::oci::{self, Surroundings};
 use rdma_ctk::roots::Roots;
+
+#[global_allocator]
+static ARENA: Arena = Arena::new();
 
 fn main() -> ExitCode {
     let roots = Roots::below("/".as_ref());

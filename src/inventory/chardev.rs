@@ -1,12 +1,14 @@
 //! Character devices of RDMA: which there are, with what numbers, and what `/dev` has of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use nix::sys::stat::{major, minor};
 
 use super::attribute::{Folder, Reader};
+use super::focus::Focus;
+use super::hca::CLASS;
 use super::node::{CharDev, Hca, Node, Port};
 use super::pci::Place;
 
@@ -22,33 +24,70 @@ pub(super) struct Uverbs {
 
 /// Reads `class/infiniband_verbs`. It is in no namespace: an HCA that somebody moved away is still
 /// listed here.
-pub(super) fn uverbs(reader: &mut Reader, sys: &Folder) -> Vec<Uverbs> {
+pub(super) fn uverbs(reader: &mut Reader, sys: &Folder, focus: &Focus) -> Vec<Uverbs> {
+    if let Some(names) = &focus.adapters
+        && let Some(few) = uverbs_of(reader, sys, names)
+    {
+        return few;
+    }
     let base = "class/infiniband_verbs";
     let Some(class) = reader.folder(sys, base) else { return Vec::new() };
     let mut found = Vec::new();
     for name in reader.names(&class) {
-        if !is_numbered(&name, "uverbs") {
-            continue;
-        }
-        let Some(ibdev) = reader.text(&class, &format!("{name}/ibdev")).map(str::to_owned) else {
-            continue;
+        let owner = |reader: &mut Reader| {
+            reader
+                .link(&class, &name)
+                .and_then(|target| Place::of_link(base, &target)?.owner())
+                .filter(|owner| owner.as_str() != "virtual")
         };
-        let Some(device) = device(reader, &class, &name) else { continue };
-        let owner = reader
-            .link(&class, &name)
-            .and_then(|target| Place::of_link(base, &target)?.owner())
-            .filter(|owner| owner.as_str() != "virtual");
-        found.push(Uverbs { device, ibdev, owner });
+        found.extend(one_uverbs(reader, &class, &name, owner));
     }
     found
+}
+
+/// The uverbs devices of those HCAs, found on the devices that they belong to: both have one parent.
+/// `None` where that finds not every one: then all have to be looked through.
+fn uverbs_of(reader: &mut Reader, sys: &Folder, names: &BTreeSet<String>) -> Option<Vec<Uverbs>> {
+    let class = reader.folder(sys, CLASS)?;
+    let mut found = Vec::with_capacity(names.len());
+    for name in names {
+        let target = reader.link(&class, name)?;
+        let place = Place::of_link(CLASS, &target)?.owner()?;
+        let beside = format!("devices/{}/infiniband_verbs", place.as_str());
+        let beside = reader.folder(sys, &beside)?;
+        let owner = Some(place).filter(|place| place.as_str() != "virtual");
+        let its = reader.names(&beside).into_iter().find_map(|node| {
+            one_uverbs(reader, &beside, &node, |_| owner.clone())
+                .filter(|device| device.ibdev == *name)
+        });
+        found.push(its?);
+    }
+    Some(found)
+}
+
+fn one_uverbs(
+    reader: &mut Reader,
+    folder: &Folder,
+    name: &str,
+    owner: impl FnOnce(&mut Reader) -> Option<Place>,
+) -> Option<Uverbs> {
+    if !is_numbered(name, "uverbs") {
+        return None;
+    }
+    let ibdev = reader.text(folder, &format!("{name}/ibdev")).map(str::to_owned)?;
+    let device = device(reader, folder, name)?;
+    Some(Uverbs { device, ibdev, owner: owner(reader) })
 }
 
 /// MAD devices by HCA and port: the `umad` and the `issm` one.
 pub(super) type Mads = HashMap<(String, u32), (Option<CharDev>, Option<CharDev>)>;
 
 /// Reads `class/infiniband_mad`, which is in no namespace either.
-pub(super) fn mads(reader: &mut Reader, sys: &Folder) -> Mads {
+pub(super) fn mads(reader: &mut Reader, sys: &Folder, focus: &Focus) -> Mads {
     let mut mads = Mads::new();
+    if !focus.mads {
+        return mads;
+    }
     let Some(class) = reader.folder(sys, "class/infiniband_mad") else { return mads };
     for name in reader.names(&class) {
         let is_umad = is_numbered(&name, "umad");

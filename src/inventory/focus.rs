@@ -15,11 +15,26 @@ pub struct Focus {
     pub gpus: bool,
     /// Whether partition keys are read.
     pub pkeys: bool,
+    /// Whether the nodes of management datagrams (umad, issm) are read.
+    pub mads: bool,
+    /// Whether CPUs and NUMA nodes are read, and which of them are next to an adapter or a GPU.
+    pub numa: bool,
+    /// Whether all interfaces of the host are read, with their addresses; if not, and only some
+    /// adapters are read, those of these adapters may be all that there is.
+    pub interfaces: bool,
 }
 
 impl Focus {
     /// Everything that there is.
-    pub const EVERYTHING: Self = Self { adapters: None, gids: None, gpus: true, pkeys: true };
+    pub const EVERYTHING: Self = Self {
+        adapters: None,
+        gids: None,
+        gpus: true,
+        pkeys: true,
+        mads: true,
+        numa: true,
+        interfaces: true,
+    };
 
     /// Whether that adapter is read.
     pub fn adapter(&self, name: &str) -> bool {

@@ -1,5 +1,6 @@
 //! GID tables: `gids/N` of a port, with `gid_attrs/types/N` and `gid_attrs/ndevs/N`.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::Ipv6Addr;
 
@@ -18,7 +19,10 @@ pub(super) struct Table {
 
 /// Reads the table of `port`. The attributes, two more files a slot, are only opened for slots
 /// that are used: a table has up to 1024 slots, of which a handful are.
-pub(super) fn table(reader: &mut Reader, port: &Folder) -> Table {
+///
+/// Where `of` is given, attributes are read only of slots that hold one of its values, and the others
+/// are as if the kernel did not tell theirs.
+pub(super) fn table(reader: &mut Reader, port: &Folder, of: Option<&BTreeSet<Ipv6Addr>>) -> Table {
     let mut table = Table::default();
     let Some(gids) = reader.folder(port, "gids") else { return table };
     let slots = reader.numbers(&gids);
@@ -29,17 +33,18 @@ pub(super) fn table(reader: &mut Reader, port: &Folder) -> Table {
             table.used.push(Gid { index, value, kind: None, netdev: None });
         }
     }
-    if table.used.is_empty() {
+    let concerns = |gid: &Gid| of.is_none_or(|values| values.contains(&gid.value));
+    if !table.used.iter().any(concerns) {
         return table;
     }
     if let Some(types) = reader.folder(port, "gid_attrs/types") {
-        for gid in &mut table.used {
+        for gid in table.used.iter_mut().filter(|gid| concerns(gid)) {
             let file = numbered(&mut name, gid.index);
             gid.kind = reader.parsed(&types, file, "a kind of GID", kind);
         }
     }
     if let Some(netdevs) = reader.folder(port, "gid_attrs/ndevs") {
-        for gid in &mut table.used {
+        for gid in table.used.iter_mut().filter(|gid| concerns(gid)) {
             gid.netdev = reader.text(&netdevs, numbered(&mut name, gid.index)).map(str::to_owned);
         }
     }

@@ -291,7 +291,7 @@ fn ports(reader: &mut Reader, at: &Folder, name: &str, mads: &Mads, focus: &Focu
 fn port(reader: &mut Reader, ports: &Folder, number: u32, gids: bool, pkeys: bool) -> Option<Port> {
     let at = reader.folder(ports, &number.to_string())?;
     let gid::Table { slots, used } =
-        if gids { gid::table(reader, &at) } else { gid::Table::default() };
+        if gids { gid::table(reader, &at, None) } else { gid::Table::default() };
     let folder = if pkeys { reader.folder(&at, "pkeys") } else { None };
     let mut pkeys = Vec::new();
     if let Some(folder) = folder {

@@ -77,7 +77,34 @@ pub(super) struct Links {
     names: HashSet<String>,
 }
 
+/// The interfaces of the device at `place`. `None`: one of them is a part of something else, such as
+/// a bond.
+pub(super) fn own(reader: &mut Reader, sys: &Folder, place: &Place) -> Option<Vec<Link>> {
+    let Some(at) = reader.folder(sys, &format!("devices/{}/net", place.as_str())) else {
+        return Some(Vec::new());
+    };
+    let mut links = Vec::new();
+    for name in reader.names(&at) {
+        // One that goes away meanwhile is absent.
+        let Some(folder) = reader.folder(&at, &name) else { continue };
+        let Some(link) = one(reader, &folder, name, Some(place.clone())) else { continue };
+        if link.controller.is_some() {
+            return None;
+        }
+        links.push(link);
+    }
+    Some(links)
+}
+
 impl Links {
+    /// Those links.
+    pub(super) fn of(mut all: Vec<Link>) -> Self {
+        all.sort_by(|one, other| one.interface.name.cmp(&other.interface.name));
+        // Two HCAs of one device have the same interfaces.
+        all.dedup_by(|one, other| one.interface.name == other.interface.name);
+        Self { names: all.iter().map(|link| link.interface.name.clone()).collect(), all }
+    }
+
     /// Reads `class/net` of `sys`. Virtual interfaces, of which a node has one for every pod, are
     /// taken from `told` where they are in there.
     pub(super) fn read(reader: &mut Reader, sys: &Folder, told: &[Interface]) -> Self {
@@ -157,8 +184,6 @@ fn link(
         });
     }
     let at = reader.folder(class, &name)?;
-    let index = reader.number(&at, "ifindex")?;
-    let lower = reader.number(&at, "iflink").filter(|&lower| lower != index && lower != 0);
     let kind = if bonds.contains(&name) {
         Some("bond".to_owned())
     } else if owner.is_none() {
@@ -167,18 +192,27 @@ fn link(
     } else {
         None
     };
-    let up = reader.parsed(&at, "flags", "a hexadecimal number", hexadecimal);
-    let mac = reader.text(&at, "address").unwrap_or_default().to_ascii_lowercase();
+    let mut link = one(reader, &at, name, owner)?;
+    link.interface.kind = kind;
+    Some(link)
+}
+
+/// The interface whose folder is `at`, as far as it says what it is itself.
+fn one(reader: &mut Reader, at: &Folder, name: String, owner: Option<Place>) -> Option<Link> {
+    let index = reader.number(at, "ifindex")?;
+    let lower = reader.number(at, "iflink").filter(|&lower| lower != index && lower != 0);
+    let up = reader.parsed(at, "flags", "a hexadecimal number", hexadecimal);
+    let mac = reader.text(at, "address").unwrap_or_default().to_ascii_lowercase();
     let controller =
-        reader.link(&at, "master").and_then(|link| Some(link.rsplit('/').next()?.to_owned()));
+        reader.link(at, "master").and_then(|link| Some(link.rsplit('/').next()?.to_owned()));
     let hardware = owner.is_some();
     Some(Link {
         owner,
         mac,
-        device_port: if hardware { reader.number(&at, "dev_port") } else { None },
-        ipoib: hardware && reader.number(&at, "type") == Some(INFINIBAND),
+        device_port: if hardware { reader.number(at, "dev_port") } else { None },
+        ipoib: hardware && reader.number(at, "type") == Some(INFINIBAND),
         port_name: if hardware {
-            reader.text(&at, "phys_port_name").map(str::to_owned)
+            reader.text(at, "phys_port_name").map(str::to_owned)
         } else {
             None
         },
@@ -187,7 +221,7 @@ fn link(
             name,
             index,
             lower,
-            kind,
+            kind: None,
             controller: None,
             addresses: Vec::new(),
             default_route: false,

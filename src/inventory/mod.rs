@@ -32,6 +32,8 @@ mod sysfs;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 pub use cpuset::CpuSet;
@@ -69,6 +71,16 @@ pub fn part(roots: &Roots, netlink: Option<&NetlinkView>, focus: &Focus) -> Node
 /// The GID tables of one HCA, ascending by port, without reading anything else; empty where there
 /// is no such HCA.
 pub fn gids(roots: &Roots, hca: &str) -> Vec<PortGids> {
+    tables(roots, hca, None)
+}
+
+/// As [`gids`]; kind and interface are read only of GIDs that are among `values`, which is what most
+/// of the time of reading goes to.
+pub fn gids_of(roots: &Roots, hca: &str, values: &BTreeSet<Ipv6Addr>) -> Vec<PortGids> {
+    tables(roots, hca, Some(values))
+}
+
+fn tables(roots: &Roots, hca: &str, values: Option<&BTreeSet<Ipv6Addr>>) -> Vec<PortGids> {
     // A name is one part of a path, whoever it came from.
     if hca.is_empty() || hca.contains('/') || hca.starts_with('.') {
         return Vec::new();
@@ -79,7 +91,7 @@ pub fn gids(roots: &Roots, hca: &str) -> Vec<PortGids> {
     let mut tables = Vec::new();
     for port in reader.numbers(&ports) {
         if let Some(at) = reader.folder(&ports, &port.to_string()) {
-            let gids = gid::table(&mut reader, &at).used;
+            let gids = gid::table(&mut reader, &at, values).used;
             tables.push(PortGids { hca: hca.to_owned(), port, gids });
         }
     }

@@ -8,10 +8,12 @@
 //! admin; `doctor` says when it is missing.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
+use super::attribute::Reader;
+use super::chardev;
 use super::focus::Focus;
+use super::hca::CLASS;
 use super::netlink_view::{NetlinkDevice, NetlinkPort, NetlinkView};
 use super::node::{CharDev, NetnsMode, NodeType, PortState};
 use super::rtnetlink;
@@ -38,11 +40,13 @@ pub fn read_part(roots: &Roots, focus: &Focus) -> Result<Option<NetlinkView>, Er
     if !roots.is_live() {
         return Ok(None);
     }
-    let shown = Shown::read(&roots.sys);
+    let shown = Shown::read(&roots.sys, focus);
     let mut view = if shown.core { devices(&shown, focus)? } else { NetlinkView::default() };
-    match rtnetlink::read() {
-        Ok(interfaces) => view.interfaces = Some(interfaces),
-        Err(error) => view.remarks.push(error.to_string()),
+    if focus.interfaces {
+        match rtnetlink::read() {
+            Ok(interfaces) => view.interfaces = Some(interfaces),
+            Err(error) => view.remarks.push(error.to_string()),
+        }
     }
     Ok(Some(view))
 }
@@ -71,36 +75,29 @@ struct Shown {
 }
 
 impl Shown {
-    /// Looks into the three classes; one that is not there has no devices.
-    fn read(sys: &Path) -> Self {
+    /// Looks into the classes; one that is not there has no devices.
+    fn read(sys: &Path, focus: &Focus) -> Self {
+        let mut reader = Reader::new();
+        let Some(sys) = reader.open(sys) else { return Self::default() };
         let mut shown = Self {
-            core: sys.join("class/infiniband").exists(),
-            rdma_cm: sys.join("class/misc/rdma_cm").exists(),
-            uverbs: folders(&sys.join("class/infiniband_verbs"))
-                .filter_map(|(_, folder)| text(&folder.join("ibdev")))
+            core: reader.folder(&sys, CLASS).is_some(),
+            rdma_cm: reader.folder(&sys, "class/misc/rdma_cm").is_some(),
+            uverbs: chardev::uverbs(&mut reader, &sys, focus)
+                .into_iter()
+                .map(|device| device.ibdev)
                 .collect(),
             ..Self::default()
         };
-        for (name, folder) in folders(&sys.join("class/infiniband_mad")) {
-            let port = text(&folder.join("port")).and_then(|port| port.parse().ok());
-            let (Some(device), Some(port)) = (text(&folder.join("ibdev")), port) else { continue };
-            if name.starts_with("umad") {
-                shown.umad.insert((device, port));
-            } else if name.starts_with("issm") {
-                shown.issm.insert((device, port));
+        for (port, (umad, issm)) in chardev::mads(&mut reader, &sys, focus) {
+            if issm.is_some() {
+                shown.issm.insert(port.clone());
+            }
+            if umad.is_some() {
+                shown.umad.insert(port);
             }
         }
         shown
     }
-}
-
-fn folders(class: &Path) -> impl Iterator<Item = (String, std::path::PathBuf)> + use<> {
-    let entries = fs::read_dir(class).into_iter().flatten().flatten();
-    entries.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())))
-}
-
-fn text(file: &Path) -> Option<String> {
-    fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
 }
 
 fn view(socket: &mut Socket<Rdma>, shown: &Shown, focus: &Focus) -> Result<NetlinkView, Error> {
@@ -234,7 +231,13 @@ fn port_state_of(number: u8) -> Option<PortState> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    fn text(file: &Path) -> Option<String> {
+        fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
+    }
 
     #[test]
     fn only_what_sysfs_shows_may_be_asked_about() {
@@ -246,21 +249,24 @@ mod tests {
         };
         write("class/infiniband_verbs/abi_version", "6\n");
         write("class/infiniband_verbs/uverbs3/ibdev", "mlx5_0\n");
+        write("class/infiniband_verbs/uverbs3/dev", "231:195\n");
         write("class/infiniband_mad/abi_version", "5\n");
         write("class/infiniband_mad/umad0/ibdev", "mlx5_0\n");
+        write("class/infiniband_mad/umad0/dev", "231:0\n");
         write("class/infiniband_mad/umad0/port", "1\n");
         write("class/infiniband_mad/issm0/ibdev", "mlx5_0\n");
+        write("class/infiniband_mad/issm0/dev", "231:64\n");
         write("class/infiniband_mad/issm0/port", "2\n");
-        let shown = Shown::read(root.path());
+        let shown = Shown::read(root.path(), &Focus::EVERYTHING);
         assert_eq!(shown.uverbs, BTreeSet::from(["mlx5_0".to_owned()]));
         assert_eq!(shown.umad, BTreeSet::from([("mlx5_0".to_owned(), 1)]));
         assert_eq!(shown.issm, BTreeSet::from([("mlx5_0".to_owned(), 2)]));
         assert!(!shown.rdma_cm && !shown.core);
         write("class/infiniband/mlx5_0/node_type", "1: CA\n");
         write("class/misc/rdma_cm/dev", "10:260\n");
-        let shown = Shown::read(root.path());
+        let shown = Shown::read(root.path(), &Focus::EVERYTHING);
         assert!(shown.rdma_cm && shown.core);
-        assert_eq!(Shown::read(Path::new("/nonexistent")), Shown::default());
+        assert_eq!(Shown::read(Path::new("/nonexistent"), &Focus::EVERYTHING), Shown::default());
     }
 
     #[test]

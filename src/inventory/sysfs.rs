@@ -6,8 +6,8 @@ use super::chardev;
 use super::focus::Focus;
 use super::gpu;
 use super::hca::{self, Found};
-use super::interface::Links;
-use super::node::{CharDev, Interface, NetnsMode, Node};
+use super::interface::{self, Links};
+use super::node::{CharDev, Interface, LinkLayer, NetnsMode, Node, Port};
 use super::numa::{self, Climber, Processors};
 use super::pci::Place;
 use crate::roots::Roots;
@@ -43,11 +43,17 @@ pub(super) fn scan(
     };
     // Before the HCAs: one that comes in between is then found by its class, while one that was
     // listed here and is not found there is looked at again.
-    let uverbs = chardev::uverbs(reader, &sys);
-    let mads = chardev::mads(reader, &sys);
+    let uverbs = chardev::uverbs(reader, &sys, focus);
+    let mads = chardev::mads(reader, &sys, focus);
     let hca::Hcas { found: hcas, unread } = hca::hcas(reader, &sys, &uverbs, &mads, focus);
-    let links = Links::read(reader, &sys, interfaces.unwrap_or_default());
-    let processors = numa::processors(reader, &sys);
+    let few = if focus.adapters.is_some() && (interfaces.is_some() || !focus.interfaces) {
+        own_links(reader, &sys, &hcas)
+    } else {
+        None
+    };
+    let links = few.unwrap_or_else(|| Links::read(reader, &sys, interfaces.unwrap_or_default()));
+    let processors =
+        if focus.numa { numa::processors(reader, &sys) } else { Processors::default() };
     let gpus = if focus.gpus { gpu::gpus(reader, &sys, &roots.proc) } else { Vec::new() };
     let gpudirect = gpu::direct(reader, &sys, &roots.proc, &gpus);
     let mut scan = Scan {
@@ -62,19 +68,40 @@ pub(super) fn scan(
         processors,
         remarks: Vec::new(),
     };
-    place(reader, &sys, &mut scan);
+    if focus.numa {
+        place(reader, &sys, &mut scan);
+    }
     scan.interfaces = match interfaces {
         Some(told) => told.to_vec(),
         None => {
             let mut seen: Vec<Interface> =
                 scan.links.all.iter().map(|link| link.interface.clone()).collect();
-            let ports = scan.hcas.iter().flat_map(|found| &found.hca.ports);
-            address::add(reader, &roots.proc, &mut seen, ports);
+            if focus.interfaces {
+                let ports = scan.hcas.iter().flat_map(|found| &found.hca.ports);
+                address::add(reader, &roots.proc, &mut seen, ports);
+            }
             seen
         }
     };
     scan.remarks = reader.take_remarks();
     scan
+}
+
+/// The interfaces of those HCAs' own devices, where they are all that role and home of these HCAs
+/// follow from. `None` where others have a part in that: of a bond around them, of a function
+/// beside, or below an HCA without hardware.
+fn own_links(reader: &mut Reader, sys: &Folder, hcas: &[Found]) -> Option<Links> {
+    let mut links = Vec::new();
+    for found in hcas {
+        let hardware = found.hardware.as_ref().filter(|_| !found.hidden)?;
+        let own = interface::own(reader, sys, &hardware.place)?;
+        let ethernet = |port: &Port| port.link_layer == LinkLayer::Ethernet;
+        if own.is_empty() && found.hca.ports.iter().any(ethernet) {
+            return None;
+        }
+        links.extend(own);
+    }
+    Some(Links::of(links))
 }
 
 /// Gives HCAs and GPUs their NUMA node and CPUs. A virtual HCA is where the hardware below its

@@ -41,12 +41,34 @@ pub struct Settled {
 /// How the network namespace at `path` is to be seen, waiting at most `patience` for GIDs.
 /// Blocks: never to be called on a thread of an async runtime.
 pub fn pod_view(roots: &Roots, path: &Path, node: &Node, patience: Duration) -> PodView {
+    pod_view_by(roots, path, node, patience, Detail::Everything)
+}
+
+/// How much of GID tables is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    /// Kind and interface of every GID.
+    Everything,
+    /// Kind and interface only of those that are addresses of the pod or of the host: enough to
+    /// choose among them, not to tell what others would take.
+    Held,
+}
+
+/// As [`pod_view`], with so much detail. Blocks.
+pub fn pod_view_by(
+    roots: &Roots,
+    path: &Path,
+    node: &Node,
+    patience: Duration,
+    detail: Detail,
+) -> PodView {
     let view = || {
         let namespace = Namespace::open(roots, path)?;
         if namespace.is_current(roots) {
             return Ok(PodView::Host);
         }
-        settle(roots, &namespace, node, patience).map(|settled| PodView::Ready(settled.network))
+        let settled = settle(roots, &namespace, node, patience, detail)?;
+        Ok(PodView::Ready(settled.network))
     };
     view().unwrap_or_else(|error: Error| PodView::Unknown { reason: error.to_string() })
 }
@@ -62,7 +84,15 @@ pub fn pod_network(
     node: &Node,
     patience: Duration,
 ) -> Result<Settled, Error> {
-    settle(roots, &Namespace::open(roots, path)?, node, patience)
+    settle(roots, &Namespace::open(roots, path)?, node, patience, Detail::Everything)
+}
+
+/// An address as a GID holds it.
+pub fn gid_value(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    }
 }
 
 fn settle(
@@ -70,16 +100,25 @@ fn settle(
     namespace: &Namespace,
     node: &Node,
     patience: Duration,
+    detail: Detail,
 ) -> Result<Settled, Error> {
     let told = |source| Error::Netlink { path: namespace.path().to_owned(), source };
     let interfaces = || Socket::<Route>::open()?.interfaces();
-    let read = |hca: &str| inventory::gids(roots, hca);
+    let read = |inside: &[route::Interface], hca: &str| match detail {
+        Detail::Everything => inventory::gids(roots, hca),
+        Detail::Held => {
+            let inside = inside.iter().flat_map(|interface| &interface.addresses);
+            let host = node.interfaces.iter().flat_map(|interface| &interface.addresses);
+            let held = inside.chain(host).map(|(address, _)| gid_value(*address)).collect();
+            inventory::gids_of(roots, hca, &held)
+        }
+    };
     let (inside, hcas, (gids, missing)) = match node.netns_mode {
         NetnsMode::Shared => {
             let inside = namespace.run(interfaces)?.map_err(told)?;
             let tables = node.hcas.iter().filter(|hca| feeds_on_addresses(hca));
             let tables = tables.map(|hca| Table::new(&hca.name, node)).collect();
-            let waited = wait(&inside, tables, patience, read);
+            let waited = wait(&inside, tables, patience, |hca| read(&inside, hca));
             (inside, Vec::new(), waited)
         }
         // A device that is in there cannot be seen from here, neither by netlink nor by sysfs.
@@ -89,7 +128,7 @@ fn settle(
                 let devices = Socket::<Rdma>::open()?.devices()?;
                 let hcas: Vec<String> = devices.into_iter().map(|device| device.name).collect();
                 let tables = hcas.iter().map(|hca| Table::new(hca, node)).collect();
-                let waited = wait(&inside, tables, patience, read);
+                let waited = wait(&inside, tables, patience, |hca| read(&inside, hca));
                 Ok((inside, hcas, waited))
             })?
             .map_err(told)?,

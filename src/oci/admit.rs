@@ -11,8 +11,8 @@ use super::image;
 use super::smc;
 use super::survey::{self, Case};
 use crate::grant::{Outcome, Refusal};
+use crate::inventory::Node;
 use crate::inventory::runtime_limits::{RuntimeLimits, in_user_namespace, of_process};
-use crate::inventory::{CpuSet, Node, cgroup};
 use crate::policy::{OnRefusal, Policy};
 use crate::request::{Can, Carrier, CarrierPath, Container, MARKER, Request};
 use crate::rootfs::Rootfs;
@@ -126,14 +126,15 @@ pub fn admit(
     };
     let mut container = container::read(document, &annotations, &beside)
         .map_err(|problem| Refusal { sentence: problem.to_string() })?;
-    container.parent_cpus = parent_cpus(roots, document);
     let root = rootfs(document, candidate.bundle);
     let network = container::network(document);
     let pending = network == Network::Later;
     container.nccl_conf_later = pending && root.as_ref().is_none_or(image::has_room);
     let carrier = station.carrier(&container);
-    let case = Case { roots, policy, annotations: &annotations, container, carrier, network };
-    Ok(match survey::survey(&case) {
+    let group = document["linux"]["cgroupsPath"].as_str().unwrap_or_default();
+    let mut case =
+        Case { roots, policy, annotations: &annotations, container, carrier, network, group };
+    Ok(match survey::survey(&mut case) {
         Ok(decision) => {
             let mut outcome = decision.outcome;
             if let Outcome::Granted(grant) = &mut outcome {
@@ -164,12 +165,6 @@ fn refused(policy: &Policy, container: &Container, refusal: Refusal) -> Outcome 
         OnRefusal::Warn => Outcome::Waived(refusal),
         _ => Outcome::Refused(refusal),
     }
-}
-
-/// CPUs of the group around the container; unknown is none.
-fn parent_cpus(roots: &Roots, document: &Value) -> Option<CpuSet> {
-    let own = document["linux"]["cgroupsPath"].as_str().unwrap_or_default();
-    cgroup::parent_cpus(roots, "", own).unwrap_or_default()
 }
 
 /// The container's root, as the document says it.

@@ -24,32 +24,35 @@ const HOOK_TIMEOUT: u32 = 10;
 /// Without a hook a container would be without SMC-R, unnoticed.
 pub(super) const NO_HOOK: &str = "smc.rdma-ctk.io: the hook that turns its sockets cannot be named: /proc/self/exe is no program";
 
-/// Edits the document of a container that asks. One that does not keeps its file as it is.
+/// Edits the document of a container that asks. One that does not keeps its file as it is. The runtime
+/// comes back if it was looked for.
 pub(super) fn edit(
     surroundings: &Surroundings<'_>,
     line: &CommandLine,
     start: &Start,
     reporter: &Reporter,
-) -> Result<(), OciError> {
+) -> Result<Option<PathBuf>, OciError> {
     let document = match Document::read(&start.document()) {
         Ok(document) => document,
         // What is not there, or cannot be read, the runtime will say better.
-        Err(DocumentError::Folder { .. } | DocumentError::Read { .. }) => return Ok(()),
-        Err(DocumentError::Long { .. }) if !quick::mentions_us(&start.document()) => return Ok(()),
+        Err(DocumentError::Folder { .. } | DocumentError::Read { .. }) => return Ok(None),
+        Err(DocumentError::Long { .. }) if !quick::mentions_us(&start.document()) => {
+            return Ok(None);
+        }
         Err(problem) => return Err(problem.into()),
     };
     let look = quick::look(&document.text);
     if look == Look::Nothing {
-        return Ok(());
+        return Ok(None);
     }
     let value = match parse(&document) {
         Ok(value) => value,
         Err(problem) if look == Look::Mentioned => return Err(problem.into()),
-        Err(_) => return Ok(()),
+        Err(_) => return Ok(None),
     };
     let annotations = annotations(&value);
     if is_sandbox(&annotations) {
-        return Ok(());
+        return Ok(None);
     }
     let asked = mentions_us(annotations.keys());
     let policy = match policy::load(&surroundings.roots) {
@@ -59,7 +62,7 @@ pub(super) fn edit(
         }
         Err(problem) => {
             reporter.warn(&format!("the policy is broken: {problem}"));
-            return Ok(());
+            return Ok(None);
         }
     };
     let runtime = runtime::find(surroundings)?;
@@ -78,7 +81,8 @@ pub(super) fn edit(
     let admission = admit(&surroundings.roots, &policy, &station, &candidate)
         .map_err(|refusal| OciError::Refused { sentence: refusal.sentence })?;
     let keeper = Keeper { ledger, key, bundle, reporter };
-    keeper.settle(surroundings, document, value, id, admission)
+    keeper.settle(surroundings, document, value, id, admission)?;
+    Ok(Some(runtime))
 }
 
 fn parse(document: &Document) -> Result<Value, DocumentError> {

@@ -16,6 +16,7 @@
 //! arguments, descriptors, environment and working directory.
 
 pub mod admit;
+pub mod arena;
 pub mod cmdline;
 pub mod container;
 mod create;
@@ -133,11 +134,15 @@ fn wrapper(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode 
             if let Err(problem) = exec::complete(surroundings, &line, process, id.as_deref()) {
                 reporter.warn(&format!("the exec session lacks what was granted: {problem}"));
             }
-            Ok(())
+            Ok(None)
         }
-        Action::Pass => Ok(()),
+        Action::Pass => Ok(None),
     };
-    let failed = match done.and_then(|()| Ok(runtime::find(surroundings)?)) {
+    let found = done.and_then(|found| match found {
+        Some(runtime) => Ok(runtime),
+        None => Ok(runtime::find(surroundings)?),
+    });
+    let failed = match found {
         Ok(runtime) => OciError::from(runtime::become_it(&runtime, arguments)),
         Err(problem) => problem,
     };

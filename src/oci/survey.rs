@@ -3,26 +3,31 @@
 //! names, and a GID table only for the RoCE ports that are granted.
 //!
 //! The decision is taken twice: once to learn which adapters it is about, then with all that is to be
-//! known of those. Where the first one says no, or the second one knows better, everything is read,
-//! and what comes of that counts.
+//! known of those: their GID tables, where an address has a part in it. Where the first one says no,
+//! or the second one knows better, everything is read, and what comes of that counts.
 //!
 //! Addresses of the host are asked of rtnetlink. A tree that no netlink speaks of tells them by its GID
 //! tables only, so that there everything has to be read at once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv6Addr;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use super::container::Network;
-use crate::grant::{Inventory, Outcome, SmcFacts, TopologyFile, decide};
+use crate::grant::{Adapter, Inventory, Outcome, SmcFacts, TopologyFile, decide};
 use crate::inventory::{
-    self, Focus, Hca, Home, LinkLayer, NetnsMode, Node, NodeType, PodView, Role, rdma_netlink,
+    self, Focus, Hca, Home, LinkLayer, NetnsMode, Node, NodeType, PodView, Role, cgroup,
+    rdma_netlink,
 };
-use crate::netns::pod_view;
+use crate::netlink::Socket;
+use crate::netlink::route::Route;
+use crate::netns::{Detail, Namespace, gid_value, pod_view_by};
 use crate::policy::Policy;
 use crate::request::{
-    Carrier, Container, Devices, EnvFamily, Request, RequestError, Requirement, Selector,
-    SmcMethod, parse,
+    Carrier, Container, Devices, EnvFamily, NodeKind, NumaMode, Request, RequestError, Requirement,
+    Selector, SmcMethod, parse,
 };
 use crate::roots::Roots;
 
@@ -44,6 +49,8 @@ pub struct Case<'a> {
     pub carrier: Carrier,
     /// Where its network is.
     pub network: Network,
+    /// Its cgroup, as its document names it; empty: none.
+    pub group: &'a str,
 }
 
 /// What was decided.
@@ -61,20 +68,29 @@ pub struct Decision {
 ///
 /// # Errors
 /// An annotation that reaches it cannot be understood.
-pub fn survey(case: &Case<'_>) -> Result<Decision, RequestError> {
-    survey_by(case, &|focus| read(case.roots, focus))
+pub fn survey(case: &mut Case<'_>) -> Result<Decision, RequestError> {
+    let roots = case.roots;
+    survey_by(case, &|focus| read(roots, focus))
 }
 
 /// Decides about a container, on a node that is read by `read`.
 ///
 /// # Errors
 /// As [`survey`].
-pub fn survey_by(case: &Case<'_>, read: &dyn Fn(&Focus) -> Node) -> Result<Decision, RequestError> {
+pub fn survey_by(
+    case: &mut Case<'_>,
+    read: &dyn Fn(&Focus) -> Node,
+) -> Result<Decision, RequestError> {
     let hint =
         parse(case.annotations, case.container.clone(), case.carrier.clone(), case.policy, None)
             .ok();
-    let first = focus(hint.as_ref(), &case.container);
-    let first = Focus { gids: Some(BTreeSet::new()), ..first };
+    if hint.as_ref().is_none_or(|hint| hint.numa != NumaMode::Off) {
+        // Unknown is none.
+        case.container.parent_cpus =
+            cgroup::parent_cpus(case.roots, "", case.group).unwrap_or_default();
+    }
+    let first = case.focus(hint.as_ref());
+    drop(hint);
     let node = read(&first);
     let request = case.request(&node)?;
     if !request.asks() || request.container.granted_before {
@@ -84,14 +100,56 @@ pub fn survey_by(case: &Case<'_>, read: &dyn Fn(&Focus) -> Node) -> Result<Decis
     // The kernel may take any adapter for SMC-R.
     let smc = (request.smc != SmcMethod::Off).then(|| super::smc::facts(case.roots, case.policy));
     if smc.is_none()
-        && let Some(decision) = case.of_few(&first, &node, &request, read)
+        && let Some(decision) = case.of_few(&first, node, request, read)
     {
         return Ok(decision);
     }
     let node = read(&Focus { pkeys: false, ..Focus::EVERYTHING });
     let request = case.request(&node)?;
-    let outcome = case.decide(&request, &node, &case.view(&node), smc.as_ref());
+    let view = case.view(&node, Detail::Everything);
+    let outcome = case.decide(&request, &node, &view, smc.as_ref());
     Ok(Decision { request, outcome, node })
+}
+
+/// Decides again about a container whose network has been made since: the same adapters, with the
+/// GIDs that they have by now. `None`: there is nothing in there but the loopback.
+pub(super) fn with_network(
+    roots: &Roots,
+    policy: &Policy,
+    mut request: Request,
+    adapters: &[Adapter],
+    namespace: &Path,
+    patience: Duration,
+) -> Result<Option<Outcome>, String> {
+    let inside = Namespace::open(roots, namespace)
+        .and_then(|namespace| namespace.run(|| Socket::<Route>::open()?.interfaces()))
+        .map_err(|error| error.to_string())?
+        .map_err(|error| error.to_string())?;
+    if inside.iter().all(|interface| interface.link.name == "lo") {
+        return Ok(None);
+    }
+    // Adapters are settled; a count would spread over those that were read.
+    let names = names_of(adapters);
+    request.devices = Some(Devices::Select(names.iter().cloned().map(Selector::Name).collect()));
+    let focus = Focus {
+        adapters: Some(names.clone()),
+        gids: Some(BTreeSet::new()),
+        interfaces: true,
+        ..focus(Some(&request), &request.container)
+    };
+    let mut node = read(roots, &focus);
+    if !node.hcas.iter().all(|hca| is_plain(hca, &node)) {
+        node = read(roots, &Focus { gids: Some(names), ..focus });
+    }
+    let view = pod_view_by(roots, namespace, &node, patience, detail(&request, &node));
+    match &view {
+        PodView::Unknown { reason } | PodView::Pending { reason } => Err(reason.clone()),
+        PodView::Ready(_) | PodView::Host => {
+            let inventory =
+                Inventory { node: &node, pod: &view, topology: topology(policy), smc: None };
+            Ok(Some(decide(&request, &inventory, policy)))
+        }
+    }
 }
 
 impl Case<'_> {
@@ -111,12 +169,22 @@ impl Case<'_> {
         decide(request, &inventory, self.policy)
     }
 
+    /// What is read first.
+    fn focus(&self, request: Option<&Request>) -> Focus {
+        let mut focus = focus(request, &self.container);
+        let smc = request.is_some_and(|request| request.smc != SmcMethod::Off);
+        // Without a network there are no addresses to look for.
+        focus.interfaces |= smc || self.network != Network::Later;
+        focus.gids = Some(BTreeSet::new());
+        focus
+    }
+
     /// The decision with what was read of some adapters; `None`: more has to be read.
     fn of_few(
         &self,
         first: &Focus,
-        node: &Node,
-        request: &Request,
+        mut node: Node,
+        request: Request,
         read: &dyn Fn(&Focus) -> Node,
     ) -> Option<Decision> {
         // What can be given depends on what is in the container's namespace; and whose an interface
@@ -129,50 +197,104 @@ impl Case<'_> {
         if node.netns_mode == NetnsMode::Exclusive || node.hcas.iter().any(entangled) {
             return None;
         }
+        if self.network == Network::Later {
+            let outcome = self.decide(&request, &node, &self.view(&node, Detail::Held), None);
+            let granted = matches!(outcome, Outcome::Granted(_));
+            return granted.then_some(Decision { request, outcome, node });
+        }
         // The network has no part in which adapters are given here, only in how they are used.
         let mut lenient = request.clone();
         lenient
             .require
             .retain(|need| !matches!(need, Requirement::Gid | Requirement::RoceInterface));
         let unknown = PodView::Unknown { reason: String::new() };
-        let Outcome::Granted(grant) = self.decide(&lenient, node, &unknown, None) else {
+        let Outcome::Granted(grant) = self.decide(&lenient, &node, &unknown, None) else {
             return None;
         };
-        let names = |adapters: &[crate::grant::Adapter]| -> BTreeSet<String> {
-            adapters.iter().map(|adapter| adapter.name.clone()).collect()
-        };
-        let granted = names(&grant.adapters);
-        let tables: BTreeSet<String> = node
-            .hcas
-            .iter()
-            .filter(|hca| granted.contains(&hca.name) && has_addresses(hca))
-            .map(|hca| hca.name.clone())
-            .collect();
-        let node = if tables.is_empty() {
-            node.clone()
-        } else {
-            read(&Focus { gids: Some(tables), ..first.clone() })
-        };
+        drop(lenient);
+        let granted = names_of(&grant.adapters);
+        let roce = |hca: &Hca| granted.contains(&hca.name) && has_addresses(hca);
+        let plain = node.hcas.iter().filter(|hca| roce(hca)).all(|hca| is_plain(hca, &node));
+        let tables: BTreeSet<String> =
+            node.hcas.iter().filter(|hca| roce(hca)).map(|hca| hca.name.clone()).collect();
         let mut near = node.clone();
         near.hcas.retain(|hca| granted.contains(&hca.name));
-        let outcome = self.decide(request, &node, &self.view(&near), None);
+        let detail = detail(&request, &near);
+        match &self.network {
+            // Read once, after the addresses of the container.
+            Network::Own(_) if plain => {}
+            Network::Host if plain => self.fill(&mut node, &tables, detail),
+            _ if tables.is_empty() => {}
+            _ => {
+                node = read(&Focus { gids: Some(tables), ..first.clone() });
+                near = node.clone();
+                near.hcas.retain(|hca| granted.contains(&hca.name));
+            }
+        }
+        let outcome = self.decide(&request, &node, &self.view(&near, detail), None);
         let same = match &outcome {
-            Outcome::Granted(grant) => names(&grant.adapters).is_subset(&granted),
+            Outcome::Granted(grant) => names_of(&grant.adapters).is_subset(&granted),
             _ => false,
         };
-        same.then(|| Decision { request: request.clone(), outcome, node })
+        same.then_some(Decision { request, outcome, node })
+    }
+
+    /// Reads the GID tables of those adapters.
+    fn fill(&self, node: &mut Node, adapters: &BTreeSet<String>, detail: Detail) {
+        let addresses = node.interfaces.iter().flat_map(|interface| &interface.addresses);
+        let held: BTreeSet<Ipv6Addr> = addresses.map(|(address, _)| gid_value(*address)).collect();
+        for hca in node.hcas.iter_mut().filter(|hca| adapters.contains(&hca.name)) {
+            let tables = match detail {
+                Detail::Everything => inventory::gids(self.roots, &hca.name),
+                Detail::Held => inventory::gids_of(self.roots, &hca.name, &held),
+            };
+            for table in tables {
+                let port = hca.ports.iter_mut().find(|port| port.number == table.port);
+                if let Some(port) = port {
+                    port.gids = table.gids;
+                }
+            }
+        }
     }
 
     /// The container's network, with the GIDs of the adapters of `node`.
-    fn view(&self, node: &Node) -> PodView {
+    fn view(&self, node: &Node, detail: Detail) -> PodView {
         match &self.network {
             Network::Host => PodView::Host,
-            Network::Own(path) => pod_view(self.roots, path, node, PATIENCE),
+            Network::Own(path) => pod_view_by(self.roots, path, node, PATIENCE, detail),
             Network::Later => {
                 PodView::Pending { reason: "its network namespace is made after this".to_owned() }
             }
         }
     }
+}
+
+fn names_of(adapters: &[Adapter]) -> BTreeSet<String> {
+    adapters.iter().map(|adapter| adapter.name.clone()).collect()
+}
+
+/// What has to be known of GIDs: where there is one port, the index is said, and which other GIDs its
+/// program would take by itself does not matter.
+fn detail(request: &Request, node: &Node) -> Detail {
+    let ports = node.hcas.iter().filter(|hca| has_addresses(hca)).flat_map(|hca| &hca.ports);
+    if ports.count() <= 1 && request.smc == SmcMethod::Off {
+        Detail::Held
+    } else {
+        Detail::Everything
+    }
+}
+
+/// Whether GIDs tell nothing of what the adapter is and which interface is its own.
+fn is_plain(hca: &Hca, node: &Node) -> bool {
+    let above = |name: &str| {
+        let mut interfaces = node.interfaces.iter();
+        let found = interfaces.find(|interface| interface.name == name);
+        found.is_some_and(|interface| interface.controller.is_some())
+    };
+    !has_addresses(hca)
+        || matches!(hca.role, Role::Physical { .. } | Role::Virtual { .. })
+            && hca.home == Home::Host
+            && hca.ports.iter().all(|port| port.netdev.as_ref().is_some_and(|name| !above(name)))
 }
 
 /// Whether the GIDs of an adapter are made of addresses.
@@ -203,7 +325,17 @@ fn focus(request: Option<&Request>, container: &Container) -> Focus {
         || (has_gpus
             && (matches!(request.devices, Some(Devices::Count(_)))
                 || request.env.families.contains(&EnvFamily::Nccl)));
-    Focus { adapters, gids: None, gpus, pkeys: false }
+    let mads = [NodeKind::Umad, NodeKind::Issm].iter().any(|kind| request.nodes.contains(kind));
+    let some = adapters.is_none();
+    Focus {
+        adapters,
+        gids: None,
+        gpus,
+        pkeys: false,
+        mads: held || mads,
+        numa: some || gpus || request.numa != NumaMode::Off,
+        interfaces: some,
+    }
 }
 
 /// The adapters that selectors name; `None` where one of them is a set.

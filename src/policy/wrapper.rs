@@ -27,11 +27,28 @@ pub fn wrapped_runtime(text: &str) -> Option<String> {
     if !text.contains("wrapper") {
         return None;
     }
+    if let Some(plain) = plain(text) {
+        return Some(plain.to_owned());
+    }
     match toml::from_str::<Partly>(text.trim_start_matches('\u{feff}')) {
         Ok(read) => read.wrapper.and_then(|wrapper| wrapper.runtime),
         Err(_) => line(text),
     }
     .filter(|name| !name.is_empty())
+}
+
+/// The same in a file that writes it as everybody does, without reading the rest: under the heading
+/// `[wrapper]` the line `runtime = "NAME"`. `None`: it may be written otherwise.
+fn plain(text: &str) -> Option<&str> {
+    // Only in a text of several lines could these be something else.
+    if text.contains("\"\"\"") || text.contains("'''") {
+        return None;
+    }
+    let mut lines = text.lines().map(str::trim).skip_while(|line| *line != "[wrapper]").skip(1);
+    let line = lines.find(|line| !line.is_empty() && !line.starts_with('#'))?;
+    let value = line.strip_prefix("runtime")?.trim_start().strip_prefix('=')?.trim();
+    let name = value.strip_prefix('"')?.strip_suffix('"')?;
+    (!name.is_empty() && !name.contains(['"', '\\'])).then_some(name)
 }
 
 /// The value of `runtime` behind the heading `[wrapper]`, as a quoted text on one line.
@@ -63,6 +80,9 @@ mod tests {
             ("[wrapper]\n", None),
             ("[wrapper]\nruntime = \"crun\"\n", Some("crun")),
             ("[wrapper]\nruntime = ''\n", None),
+            ("# [wrapper]\n[wrapper]\n# which\n\n runtime = \"a b\"\n[x]\n", Some("a b")),
+            ("a = \"\"\"\n[wrapper]\nruntime = \"x\"\n\"\"\"\n[wrapper]\nruntime = 'y'", Some("y")),
+            ("[wrapper]\nruntime = \"a\\u0062\"\n", Some("ab")),
             ("wrapper.runtime = '/usr/bin/crun'\n", Some("/usr/bin/crun")),
             ("[wrapper]\nnew = 1\nruntime = \"crun\" # fast\n[default]\nkeys = 7\n", Some("crun")),
             ("[default\nx\n[wrapper] # ours\n  runtime=\"crun\" # fast\n", Some("crun")),

@@ -244,7 +244,8 @@ fn the_interfaces_of_another_namespace_are_read() {
         })
         .unwrap();
     let roots = Roots::below(Path::new("/"));
-    let settled = settle(&roots, &namespace, &Node::default(), PATIENCE).unwrap();
+    let settled =
+        settle(&roots, &namespace, &Node::default(), PATIENCE, Detail::Everything).unwrap();
     assert_eq!((settled.missing, settled.network.gids), (vec![], vec![]));
     let found = |name: &str| {
         settled.network.interfaces.iter().find(|interface| interface.name == name).unwrap()

@@ -106,7 +106,14 @@ fn refused(sentence: String) -> OciError {
 
 /// Those adapters, their GID tables, and nothing else that is slow to read.
 fn focus(names: Option<BTreeSet<String>>) -> Focus {
-    Focus { adapters: names.clone(), gids: names, gpus: true, pkeys: false }
+    Focus {
+        adapters: names.clone(),
+        gids: names,
+        pkeys: false,
+        mads: false,
+        numa: false,
+        ..Focus::EVERYTHING
+    }
 }
 
 fn read(roots: &Roots, focus: &Focus) -> Node {

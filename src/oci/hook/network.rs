@@ -8,7 +8,6 @@
 //! From a file of an engine's hooks folder `createRuntime` is called without a record, and is a gate:
 //! a container that asks and carries no grant does not start.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,14 +17,13 @@ use super::super::OciError;
 use super::super::container::{self, Beside};
 use super::super::ledger::{Entry, Ledger};
 use super::super::smc;
+use super::super::survey;
 use super::state::{LONGEST, State};
 use super::{Call, HookError};
-use crate::grant::{Grant, Inventory, Outcome, SmcGrant, decide};
-use crate::inventory::{self, Focus, PodView, rdma_netlink};
-use crate::netns::pod_view;
+use crate::grant::{Grant, Outcome, SmcGrant};
 use crate::policy::{self, OnRefusal};
 use crate::records::{Record, Verdict};
-use crate::request::{Carrier, Devices, Key, MARKER, Selector, mentions_us, parse};
+use crate::request::{Carrier, Key, MARKER, Request, mentions_us, parse};
 
 /// How long GIDs of new addresses are waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -48,7 +46,8 @@ pub(super) fn create_runtime(call: &Call<'_>) -> Result<(), OciError> {
     }
     // The container can do without: it would be as if its network had no addresses yet.
     match fill(call, &ledger, &key, &entry, &state) {
-        Ok(()) => call.note(&format!("container {}: its network is in its nccl.conf", state.id)),
+        Ok(true) => call.note(&format!("container {}: its network is in its nccl.conf", state.id)),
+        Ok(false) => {}
         Err(why) => {
             call.warn(&format!("container {}: its nccl.conf stays as it was: {why}", state.id))
         }
@@ -114,40 +113,30 @@ fn turn(
     Err(refused(sentence))
 }
 
-/// Decides again with the network that there is now, and writes the files anew.
+/// Decides again with the network that there is now, and writes the files anew; whether there is any.
 fn fill(
     call: &Call<'_>,
     ledger: &Ledger,
     key: &str,
     entry: &Entry,
     state: &State,
-) -> Result<(), String> {
+) -> Result<bool, String> {
     let roots = &call.surroundings.roots;
-    let (Some(request), Verdict::Granted { grant }) = (&entry.request, &entry.record.verdict)
+    let (Some(request), Verdict::Granted { grant: before }) =
+        (&entry.request, &entry.record.verdict)
     else {
-        return Ok(());
+        return Ok(false);
     };
     let policy = policy::load(roots).map_err(|problem| problem.to_string())?;
-    let names: BTreeSet<String> =
-        grant.adapters.iter().map(|adapter| adapter.name.clone()).collect();
-    let focus =
-        Focus { adapters: Some(names.clone()), gids: Some(names), gpus: true, pkeys: false };
-    let view = rdma_netlink::read_part(roots, &focus).unwrap_or_default();
-    let node = inventory::part(roots, view.as_ref(), &focus);
     let path = Path::new("/proc").join(state.pid.to_string()).join("ns/net");
-    let network = pod_view(roots, &path, &node, PATIENCE);
-    if let PodView::Unknown { reason } | PodView::Pending { reason } = &network {
-        return Err(reason.clone());
-    }
-    let mut request = request.clone();
-    // Adapters are settled; a count would spread over those that were read.
-    request.devices = Some(Devices::Select(
-        grant.adapters.iter().map(|adapter| Selector::Name(adapter.name.clone())).collect(),
-    ));
+    let mut request = Request::clone(request);
     request.env.file = true;
-    let decided = decide(&request, &Inventory::of(&node, &network), &policy);
-    let (Outcome::Granted(now), before) = (decided, grant) else {
-        return Err("the decision is another one now".to_owned());
+    let adapters = &before.adapters;
+    let decided = survey::with_network(roots, &policy, request, adapters, &path, PATIENCE)?;
+    let now = match decided {
+        Some(Outcome::Granted(now)) => now,
+        Some(_) => return Err("the decision is another one now".to_owned()),
+        None => return Ok(false),
     };
     if !same_adapters(&now, before) {
         return Err("the decision is about other adapters now".to_owned());
@@ -155,7 +144,7 @@ fn fill(
     for file in now.files.iter().filter(|file| before.files.iter().any(|b| b.path == file.path)) {
         ledger.file(key, file).map_err(|problem| problem.to_string())?;
     }
-    Ok(())
+    Ok(true)
 }
 
 fn same_adapters(one: &Grant, other: &Grant) -> bool {

@@ -86,7 +86,7 @@ impl Rig {
         let line = parse(arguments);
         let reporter = Reporter::new(&self.roots, &line);
         match &line.action {
-            Action::Start(start) => create::edit(&surroundings, &line, start, &reporter),
+            Action::Start(start) => create::edit(&surroundings, &line, start, &reporter).map(drop),
             Action::Exec { process, id } => {
                 exec::complete(&surroundings, &line, process, id.as_deref())
             }

@@ -55,7 +55,10 @@ fn a_node_that_is_read_in_part_leads_to_the_same_decision() {
         // As rtnetlink would tell them.
         let view =
             NetlinkView { interfaces: Some(whole.interfaces.clone()), ..NetlinkView::default() };
-        let read = |focus: &Focus| part(&rig.roots, Some(&view), focus);
+        let none = NetlinkView::default();
+        let read = |focus: &Focus| {
+            part(&rig.roots, Some(if focus.interfaces { &view } else { &none }), focus)
+        };
         let whole = read(&Focus::EVERYTHING);
         let first = whole.hcas.first().map_or("x", |hca| hca.name.as_str()).to_owned();
         let last = whole.hcas.last().map_or("x", |hca| hca.name.as_str()).to_owned();
@@ -88,15 +91,16 @@ fn a_node_that_is_read_in_part_leads_to_the_same_decision() {
                 let reason = "its network namespace is made after this".to_owned();
                 (Network::Later, PodView::Pending { reason })
             };
-            let case = Case {
+            let mut case = Case {
                 roots: &rig.roots,
                 policy: &policy,
                 annotations: &annotations,
                 container: container.clone(),
                 carrier: carrier.clone(),
                 network,
+                group: "",
             };
-            let staged = survey_by(&case, &read);
+            let staged = survey_by(&mut case, &read);
             let request = Request::read(&annotations, container, carrier, &policy, &whole);
             let what = format!("{machine} {key}={value} host={host} gpus={gpus}");
             match (staged, request) {
@@ -121,16 +125,17 @@ fn only_the_adapters_that_are_named_are_read_and_only_granted_tables() {
     let named = whole.hcas[3].name.clone();
     let annotations = BTreeMap::from([("devices.rdma-ctk.io".to_owned(), named.clone())]);
     let policy = Policy::default();
-    let case = Case {
+    let mut case = Case {
         roots: &rig.roots,
         policy: &policy,
         annotations: &annotations,
         container: container(true, &[]),
         carrier: Carrier { path: CarrierPath::Wrapper, ..Carrier::default() },
         network: Network::Host,
+        group: "",
     };
     let view = NetlinkView { interfaces: Some(whole.interfaces.clone()), ..NetlinkView::default() };
-    let read = survey_by(&case, &|focus| part(&rig.roots, Some(&view), focus)).unwrap();
+    let read = survey_by(&mut case, &|focus| part(&rig.roots, Some(&view), focus)).unwrap();
     let names: Vec<&String> = read.node.hcas.iter().map(|hca| &hca.name).collect();
     assert_eq!(names, [&named]);
     assert_eq!(read.node.unread.len(), whole.hcas.len() - 1);
@@ -142,6 +147,9 @@ fn only_the_adapters_that_are_named_are_read_and_only_granted_tables() {
         gids: Some(BTreeSet::new()),
         gpus: false,
         pkeys: false,
+        mads: false,
+        numa: false,
+        interfaces: false,
     };
     let bare = part(&rig.roots, None, &nothing);
     assert!(bare.gpus.is_empty());
