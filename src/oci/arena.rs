@@ -81,6 +81,9 @@ const fn place(layout: Layout) -> Option<(usize, usize)> {
 // asked for, and aligned to `GRAIN`, which the layout's alignment divides; all others are the system's,
 // and go back to it, since `place` tells them apart by nothing but the layout.
 unsafe impl GlobalAlloc for Arena {
+    // None is inlined: it would stand at every place that allocates, half a megabyte of it.
+
+    #[inline(never)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some((index, size)) = place(layout) else {
             // SAFETY: the caller's promises are ours.
@@ -89,6 +92,7 @@ unsafe impl GlobalAlloc for Arena {
         self.with(|state| state.take(index, size))
     }
 
+    #[inline(never)]
     unsafe fn dealloc(&self, piece: *mut u8, layout: Layout) {
         let Some((index, _)) = place(layout) else {
             // SAFETY: it came from there, see `alloc`.
@@ -101,6 +105,7 @@ unsafe impl GlobalAlloc for Arena {
         });
     }
 
+    #[inline(never)]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         if place(layout).is_none() {
             // The system knows what is zero already.
@@ -117,6 +122,7 @@ unsafe impl GlobalAlloc for Arena {
         }
     }
 
+    #[inline(never)]
     unsafe fn realloc(&self, piece: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller has made sure that the new size is one for that alignment.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
