@@ -20,6 +20,7 @@ use super::session::Session;
 use super::snapshot::NotReady;
 use crate::edit;
 use crate::grant::{Grant, Inventory, Outcome, TopologyFile, decide, resend};
+use crate::inventory::topologyd::topologyd;
 use crate::inventory::{CpuSet, Node, PodView, cgroup};
 use crate::nri::Mishap;
 use crate::nri::container::{self, Network, may_claim, network, pod};
@@ -29,6 +30,7 @@ use crate::nri::proto::{
 };
 use crate::policy::{OnRefusal, Policy};
 use crate::request::{self, NetnsRequest, NumaMode, Request, SmcMethod, mentions_us};
+use crate::roots::Roots;
 
 /// How long a pod's network may take to be read when nobody waits for it.
 const LEISURE: Duration = Duration::from_secs(30);
@@ -202,17 +204,19 @@ impl Daemon {
         let given = container.cpus.clone().filter(|_| cpus);
         let group = group(case).filter(|_| cpus);
         if given.is_none() && group.is_none() && case.policy.topology_file.is_none() {
-            return None;
+            // One look at a file system in memory.
+            return topology(&case.policy, &self.roots);
         }
         let (pod, name) = (container.pod.uid.clone(), container.name.clone());
         let (roots, kubelet) = (self.roots.clone(), self.kubelet.clone());
         let policy = Arc::clone(&case.policy);
         let read = tokio::task::spawn_blocking(move || {
             let owner = given.and_then(|given| cpu_manager::owner(&kubelet, &pod, &name, &given));
+            let topology = topology(&policy, &roots);
             let parent = group.map(|(parent, own)| {
                 cgroup::parent_cpus(&roots, &parent, &own).map_err(|problem| problem.to_string())
             });
-            (owner, parent.unwrap_or(Ok(None)), topology(&policy))
+            (owner, parent.unwrap_or(Ok(None)), topology)
         });
         let (owner, parent, topology) = match timeout_at(case.until, read).await {
             Ok(Ok(read)) => read,
@@ -478,7 +482,9 @@ impl Daemon {
         self.book();
         let policy = self.policies.now();
         let of = Arc::clone(&policy);
-        let topology = tokio::task::spawn_blocking(move || topology(&of)).await.unwrap_or_default();
+        let roots = self.roots.clone();
+        let topology = tokio::task::spawn_blocking(move || topology(&of, &roots)).await;
+        let topology = topology.unwrap_or_default();
         for (id, pod, Asked { request, network }) in self.containers.with_files() {
             let view = self.pods.view(&pod.sandbox, &network, LEISURE).await;
             if matches!(*view, PodView::Pending { .. } | PodView::Unknown { .. }) {
@@ -535,9 +541,11 @@ fn adopt(container: &mut request::Container, cpu: &LinuxCpu) {
     }
 }
 
-/// What is seen of the topology file that policy names.
-fn topology(policy: &Policy) -> Option<TopologyFile> {
-    let path = policy.topology_file.as_ref()?;
+/// What is seen of the topology file that policy names, else of the vendor's.
+fn topology(policy: &Policy, roots: &Roots) -> Option<TopologyFile> {
+    let Some(path) = policy.topology_file.as_ref() else {
+        return topologyd(roots).map(|mode| TopologyFile::Vendor { mode });
+    };
     Some(match fs::metadata(path) {
         Ok(data) if data.is_file() => {
             TopologyFile::Present { mode: data.permissions().mode() & 0o7777 }

@@ -4,6 +4,7 @@
 use super::environment::present;
 use super::nodes::covers;
 use super::{Case, GrantedFile, GrantedMount, Notes, TopologyFile, Variable};
+use crate::inventory::topologyd::{TOPOLOGYD, VIRTUAL_TOPOLOGY};
 use crate::inventory::{PciAddress, PodView};
 use crate::request::{EnvFamily, is_unprintable};
 
@@ -77,13 +78,13 @@ fn mounted<'a>(case: &Case<'a>, path: &str) -> Option<&'a str> {
     mounts.map(|mount| mount.destination.as_str()).find(|destination| covers(destination, path))
 }
 
-/// The topology file that policy names, where NCCL's variables are written and the container has
-/// no other.
-pub(super) fn topology(case: &Case<'_>, notes: &mut Notes) -> Option<GrantedMount> {
-    let source = case.policy.topology_file.as_ref()?;
+/// The node's topology, where NCCL's variables are written and the container has no other: that which
+/// policy names, else that of the vendor's daemon. With the path for `NCCL_TOPO_FILE`.
+pub(super) fn topology(case: &Case<'_>, notes: &mut Notes) -> Option<(GrantedMount, &'static str)> {
     if !case.request.env.families.contains(&EnvFamily::Nccl) {
         return None;
     }
+    let Some(source) = case.policy.topology_file.as_ref() else { return vendors(case, notes) };
     if present(case, "NCCL_TOPO_FILE").is_some() {
         notes.reason("topology", "the container sets NCCL_TOPO_FILE itself");
         return None;
@@ -102,6 +103,45 @@ pub(super) fn topology(case: &Case<'_>, notes: &mut Notes) -> Option<GrantedMoun
         );
         return None;
     }
+    readable(case, source, mode, notes);
+    notes.reason("topology", format!("{source} is bound at {TOPOLOGY}"));
+    let mount = GrantedMount {
+        source: source.clone(),
+        destination: TOPOLOGY.to_owned(),
+        executable: false,
+    };
+    Some((mount, TOPOLOGY))
+}
+
+/// The folder of the vendor's daemon. Pods that were written for it mount it themselves, at either
+/// of its names, and NCCL finds it there.
+fn vendors(case: &Case<'_>, notes: &mut Notes) -> Option<(GrantedMount, &'static str)> {
+    let Some(TopologyFile::Vendor { mode }) = case.topology else { return None };
+    if present(case, "NCCL_TOPO_FILE").is_some() {
+        notes.reason("topology", "the container sets NCCL_TOPO_FILE itself");
+        return None;
+    }
+    let at_either = ["/var", ""].map(|front| format!("{front}{VIRTUAL_TOPOLOGY}"));
+    let inside = |mount: &&str| {
+        ["/var", ""].iter().any(|front| covers(&format!("{front}{TOPOLOGYD}"), mount))
+    };
+    let mounts = case.request.container.mounts.iter().map(|mount| mount.destination.as_str());
+    let theirs = at_either.iter().find_map(|path| mounted(case, path));
+    if let Some(mount) = theirs.or_else(|| mounts.clone().find(inside)) {
+        notes.reason("topology", format!("{TOPOLOGYD} is not bound: a mount at {mount} is there"));
+        return None;
+    }
+    readable(case, VIRTUAL_TOPOLOGY, mode, notes);
+    notes.reason("topology", format!("{TOPOLOGYD} of the node is bound, for {VIRTUAL_TOPOLOGY}"));
+    let mount = GrantedMount {
+        source: TOPOLOGYD.to_owned(),
+        destination: TOPOLOGYD.to_owned(),
+        executable: false,
+    };
+    Some((mount, VIRTUAL_TOPOLOGY))
+}
+
+fn readable(case: &Case<'_>, source: &str, mode: u32, notes: &mut Notes) {
     let container = &case.request.container;
     let other_user = container.user_namespace || container.uid.is_some_and(|uid| uid != 0);
     if other_user && mode & 0o004 == 0 {
@@ -110,10 +150,4 @@ pub(super) fn topology(case: &Case<'_>, notes: &mut Notes) -> Option<GrantedMoun
             format!("{source} has mode {mode:04o} on the node: this container cannot read it"),
         );
     }
-    notes.reason("topology", format!("{source} is bound at {TOPOLOGY}"));
-    Some(GrantedMount {
-        source: source.clone(),
-        destination: TOPOLOGY.to_owned(),
-        executable: false,
-    })
 }

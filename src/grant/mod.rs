@@ -47,7 +47,7 @@ pub struct Inventory<'a> {
     pub node: &'a Node,
     /// The network namespace that the container runs in.
     pub pod: &'a PodView,
-    /// The topology file that policy names; `None` where it names none or nobody looked.
+    /// The topology file that policy names, else the vendor's; `None`: there is none, or nobody looked.
     pub topology: Option<TopologyFile>,
     /// What the kernel has of SMC; `None`: nobody looked.
     pub smc: Option<&'a SmcFacts>,
@@ -60,14 +60,20 @@ impl<'a> Inventory<'a> {
     }
 }
 
-/// What was seen of the topology file that policy names.
+/// What was seen of the node's topology file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyFile {
-    /// There is no regular file by that path.
+    /// There is no regular file by the path that policy names.
     Missing,
     /// It is there.
     Present {
+        /// Permission bits.
+        mode: u32,
+    },
+    /// Policy names none, and the vendor's daemon has left one
+    /// ([`TOPOLOGYD`](crate::inventory::topologyd::TOPOLOGYD)).
+    Vendor {
         /// Permission bits.
         mode: u32,
     },
@@ -336,12 +342,12 @@ fn finish(case: &Case<'_>, placed: Vec<Placed<'_>>, grant: &mut Grant, notes: &m
     let sources = environment::Sources {
         placed: &placed,
         pairs: &pairs,
-        topology: topology.as_ref().map(|mount| mount.destination.as_str()),
+        topology: topology.as_ref().map(|(_, path)| *path),
     };
     check::check(case, &placed, notes);
     grant.env = environment::write(case, &sources, notes);
     grant.files = files::files(case, &grant.env, &pairs, notes);
-    grant.mounts = topology.into_iter().collect();
+    grant.mounts = topology.into_iter().map(|(mount, _)| mount).collect();
     grant.adapters = placed.into_iter().map(|placed| placed.adapter).collect();
 }
 

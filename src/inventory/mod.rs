@@ -31,6 +31,7 @@ pub mod runtime_limits;
 mod sysfs;
 #[cfg(test)]
 mod tests;
+pub mod topologyd;
 
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;

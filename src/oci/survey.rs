@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use super::container::Network;
 use crate::grant::{Adapter, Inventory, Outcome, SmcFacts, TopologyFile, decide};
+use crate::inventory::topologyd::topologyd;
 use crate::inventory::{
     self, Focus, Hca, Home, LinkLayer, NetnsMode, Node, NodeType, PodView, Role, cgroup,
     rdma_netlink,
@@ -165,7 +166,8 @@ impl Case<'_> {
         view: &PodView,
         smc: Option<&SmcFacts>,
     ) -> Outcome {
-        let inventory = Inventory { node, pod: view, topology: topology(self.policy), smc };
+        let inventory =
+            Inventory { node, pod: view, topology: topology(self.policy, self.roots), smc };
         decide(request, &inventory, self.policy)
     }
 
@@ -362,9 +364,11 @@ fn read(roots: &Roots, focus: &Focus) -> Node {
     }
 }
 
-/// What is seen of the topology file that policy names.
-fn topology(policy: &Policy) -> Option<TopologyFile> {
-    let path = policy.topology_file.as_ref()?;
+/// What is seen of the topology file that policy names, else of the vendor's.
+fn topology(policy: &Policy, roots: &Roots) -> Option<TopologyFile> {
+    let Some(path) = policy.topology_file.as_ref() else {
+        return topologyd(roots).map(|mode| TopologyFile::Vendor { mode });
+    };
     Some(match std::fs::metadata(path) {
         Ok(data) if data.is_file() => {
             TopologyFile::Present { mode: data.permissions().mode() & 0o7777 }

@@ -178,6 +178,24 @@ pub struct Dialects {
     pub alibabacloud: Dialect,
     /// `k8s.volcengine.com/pod-networks`
     pub volcengine: Dialect,
+    /// What a block of that annotation stands for, where it is served.
+    pub volcengine_mode: VolcengineMode,
+}
+
+/// Modes of a node by the names that the container service gives them (label
+/// `vke.node.rdma.mode`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VolcengineMode {
+    /// A block is an ipvlan sub-interface on one adapter; how many an adapter carries is
+    /// [`Links::children`].
+    #[default]
+    #[serde(alias = "shared-multi")]
+    Shared,
+    /// The only block is an ipvlan sub-interface on each adapter of the host.
+    SharedHost,
+    /// A block is an adapter that moves into the pod.
+    Exclusive,
 }
 
 /// What a vendor's annotation means to us.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::error::{Problem, RequestError, shown};
 use super::key::{ERDMA_SMCR, POD_NETWORKS};
 use super::{Asked, Devices, Key, NetnsRequest, Request, SmcMethod};
-use crate::policy::{Dialect, Dialects};
+use crate::policy::{Dialect, Dialects, VolcengineMode};
 
 /// Adds what the vendors' annotations of a pod ask for to the request of one of its containers.
 /// Our own keys are more specific, and win.
@@ -24,7 +24,7 @@ pub(super) fn add(
         erdma_smcr(value, dialects.alibabacloud, request)?;
     }
     if let Some(value) = annotations.get(POD_NETWORKS) {
-        pod_networks(value, dialects.volcengine, request)?;
+        pod_networks(value, dialects, request)?;
     }
     Ok(())
 }
@@ -43,10 +43,15 @@ fn erdma_smcr(value: &str, dialect: Dialect, request: &mut Request) -> Result<()
     Ok(())
 }
 
-/// `k8s.volcengine.com/pod-networks`: a JSON list with one `{"cniConf": {"name": "rdma"}}` for each
-/// adapter whose interface the pod is to get; entries by other names are other networks.
-fn pod_networks(value: &str, dialect: Dialect, request: &mut Request) -> Result<(), RequestError> {
-    if dialect != Dialect::Serve {
+/// `k8s.volcengine.com/pod-networks`: a JSON list with one block `{"cniConf": {"name": "rdma"}}` for
+/// each adapter whose interface the pod is to get, or one for all of them where the node's mode is
+/// `shared-host`; entries by other names are other networks.
+fn pod_networks(
+    value: &str,
+    dialects: &Dialects,
+    request: &mut Request,
+) -> Result<(), RequestError> {
+    if dialects.volcengine != Dialect::Serve {
         return Ok(());
     }
     const EXPECTED: &str = "expected a JSON list such as [{\"cniConf\":{\"name\":\"rdma\"}}]";
@@ -60,10 +65,18 @@ fn pod_networks(value: &str, dialect: Dialect, request: &mut Request) -> Result<
     if count == 0 {
         return Ok(());
     }
-    ask(request, Key::Devices, POD_NETWORKS, value, |request| {
-        request.devices = Some(Devices::Count(count));
-    });
-    ask(request, Key::Netns, POD_NETWORKS, value, |request| request.netns = NetnsRequest::Ipvlan);
+    let (devices, netns) = match dialects.volcengine_mode {
+        VolcengineMode::Shared => (Devices::Count(count), NetnsRequest::Ipvlan),
+        VolcengineMode::Exclusive => (Devices::Count(count), NetnsRequest::Exclusive),
+        VolcengineMode::SharedHost if count == 1 => (Devices::All, NetnsRequest::Ipvlan),
+        VolcengineMode::SharedHost => {
+            const ONE: &str = "expected one block of the name rdma, which stands for all adapters \
+                               of a node in mode shared-host";
+            return Err(wrong(POD_NETWORKS, value, ONE));
+        }
+    };
+    ask(request, Key::Devices, POD_NETWORKS, value, |request| request.devices = Some(devices));
+    ask(request, Key::Netns, POD_NETWORKS, value, |request| request.netns = netns);
     Ok(())
 }
 

@@ -24,6 +24,7 @@ use crate::daemon::{records, runtime_limits};
 use crate::doctor;
 use crate::edit;
 use crate::grant::{Inventory, Moving, Outcome, Refusal, TopologyFile, Use, decide, exclusive};
+use crate::inventory::topologyd::topologyd;
 use crate::inventory::{Hca, Interface, Node, PodNetwork, PodView, PortGids};
 use crate::nri::container::{self, Network, RuntimeLimits, parent_cpus};
 use crate::nri::proto::User;
@@ -409,9 +410,15 @@ impl<'a> World<'a> {
         PodNetwork { interfaces, gids: ports.collect(), ..PodNetwork::default() }
     }
 
-    /// What is seen of the topology file that policy names; nothing on a fixture.
+    /// What is seen of the topology file that policy names, else of the vendor's; nothing on a
+    /// fixture.
     fn topology(&self) -> Option<TopologyFile> {
-        let path = self.policy.topology_file.as_ref().filter(|_| self.roots.is_live())?;
+        if !self.roots.is_live() {
+            return None;
+        }
+        let Some(path) = self.policy.topology_file.as_ref() else {
+            return topologyd(self.roots).map(|mode| TopologyFile::Vendor { mode });
+        };
         Some(match fs::metadata(path) {
             Ok(file) if file.is_file() => {
                 TopologyFile::Present { mode: file.permissions().mode() & 0o7777 }

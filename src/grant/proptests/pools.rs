@@ -534,6 +534,7 @@ pub fn inputs() -> impl Strategy<Value = Inputs> {
         None,
         Some(TopologyFile::Missing),
         Some(TopologyFile::Present { mode: 0o600 }),
+        Some(TopologyFile::Vendor { mode: 0o644 }),
         Some(TopologyFile::Present { mode: 0o644 }),
     ]);
     (request(), node(), pod(), topology, option::weighted(0.9, smc()), policy()).prop_map(

@@ -222,6 +222,51 @@ fn c49_a_topology_file_is_bound_and_named() {
 }
 
 #[test]
+fn the_topology_of_the_vendors_daemon_is_bound_where_the_container_has_none() {
+    let node = node([infiniband("mlx5_0", 0)]);
+    let granted = |asks: &Request, mode| {
+        let topology = Some(TopologyFile::Vendor { mode });
+        let inventory = Inventory { topology, ..Inventory::of(&node, &PodView::Host) };
+        match decide(asks, &inventory, &Policy::default()) {
+            Outcome::Granted(grant) => *grant,
+            other => panic!("{other:?}"),
+        }
+    };
+    let folder = "/run/nvidia-topologyd";
+    let grant = granted(&request("all"), 0o644);
+    let mount = crate::grant::GrantedMount {
+        source: folder.into(),
+        destination: folder.into(),
+        executable: false,
+    };
+    assert_eq!(grant.mounts, [mount]);
+    let named = variable(&grant, "NCCL_TOPO_FILE");
+    assert_eq!(named, Some("/run/nvidia-topologyd/virtualTopology.xml"));
+    // Pods written for the vendor's plugin mount it themselves; others have a topology of their own.
+    for destination in
+        ["/var/run/nvidia-topologyd", folder, "/run", "/run/nvidia-topologyd/virtualTopology.xml"]
+    {
+        let mut asks = request("all");
+        asks.container.mounts.push(crate::request::Mount {
+            destination: destination.into(),
+            source: "/x".into(),
+            kind: "bind".into(),
+        });
+        let grant = granted(&asks, 0o644);
+        assert_eq!((grant.mounts.len(), variable(&grant, "NCCL_TOPO_FILE")), (0, None));
+    }
+    let mut asks = request("all");
+    env(&mut asks, "NCCL_TOPO_FILE", "/mine.xml");
+    assert!(granted(&asks, 0o644).mounts.is_empty());
+    let mut asks = request("all");
+    asks.env.families.remove(&EnvFamily::Nccl);
+    assert!(granted(&asks, 0o644).mounts.is_empty());
+    let mut asks = request("all");
+    asks.container.uid = Some(1000);
+    warned(&granted(&asks, 0o640), "virtualTopology.xml has mode 0640 on the node");
+}
+
+#[test]
 fn c103_efa_gets_no_variable_of_nccls_verbs_or_of_ucx() {
     let node = node([efa("rdmap79s0", 0), efa("rdmap80s0", 1), infiniband("ibp1s0", 2)]);
     let pod = network(&node, [interface("eth0", "-", &["10.0.0.5/24"])]);

@@ -494,6 +494,25 @@ fn vendors_annotations_ask_only_where_policy_serves_them() {
     let both = read(&ours, Dialect::Serve, "a").unwrap();
     assert_eq!((both.smc, both.devices), (SmcMethod::Off, Some(Devices::Count(1))));
 
+    let mode = |map: &BTreeMap<String, String>, mode: &str| {
+        let text = format!("dialects.volcengine = \"serve\"\ndialects.volcengine_mode = {mode:?}");
+        let policy = Policy::from_toml(&text).unwrap();
+        parse(map, container("a"), Carrier::default(), &policy, None)
+    };
+    let multi = mode(&map, "shared-multi").unwrap();
+    assert_eq!((multi.devices, multi.netns), (Some(Devices::Count(2)), NetnsRequest::Ipvlan));
+    let moved = mode(&map, "exclusive").unwrap();
+    assert_eq!((moved.devices, moved.netns), (Some(Devices::Count(2)), NetnsRequest::Exclusive));
+    let error = mode(&map, "shared-host").unwrap_err().to_string();
+    assert!(error.contains("expected one block of the name rdma, which stands"), "{error}");
+    let one = annotations(&[(
+        "k8s.volcengine.com/pod-networks",
+        r#"[{"cniConf":{"name":"rdma"}},{"cniConf":{"name":"eth"}}]"#,
+    )]);
+    let host = mode(&one, "shared-host").unwrap();
+    assert_eq!((host.devices, host.netns), (Some(Devices::All), NetnsRequest::Ipvlan));
+    assert_eq!(mode(&one, "shared").unwrap().devices, Some(Devices::Count(1)));
+
     let off = annotations(&[
         ("network.alibabacloud.com/erdma-smcr", "false"),
         ("k8s.volcengine.com/pod-networks", "[]"),
