@@ -85,6 +85,57 @@ fn everything_else_goes_to_the_real_runtime_untouched() {
     }
 }
 
+/// A runtime that is a script around the wrapper: it ends, and says by way of what.
+#[test]
+fn a_script_that_leads_back_is_no_endless_circle() {
+    let rig = Rig::new();
+    let script = |text: String| {
+        fs::write(rig.path("runc"), text).unwrap();
+    };
+    for way in ["exec ", ""] {
+        script(format!("#!/bin/sh\n# rdma-ctk\n{way}'{WRAPPER}' \"$@\"\n"));
+        let output = rig.call(WRAPPER, &["delete", "x"], "");
+        assert_eq!(output.status.code(), Some(1));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.starts_with("rdma-ctk: ") && error.contains("leads back to"), "{error}");
+    }
+    // By two scripts, of which the first does not name it.
+    let second = rig.path("second");
+    fs::write(&second, format!("#!/bin/sh\nexec '{WRAPPER}' \"$@\"\n")).unwrap();
+    fs::set_permissions(&second, fs::Permissions::from_mode(0o755)).unwrap();
+    script("#!/bin/sh\nexec second \"$@\"\n".to_owned());
+    let output = rig.call(WRAPPER, &["--version"], "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("leads back to"));
+}
+
+/// One that leads to another runtime by way of the wrapper is followed, and the mark is taken out.
+#[test]
+fn a_script_before_the_real_runtime_leaves_its_environment() {
+    let rig = Rig::new();
+    let script = |path: &str, text: String| {
+        fs::write(rig.path(path), text).unwrap();
+        fs::set_permissions(rig.path(path), fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let tell = |path: &str| format!("env > '{}'\n", rig.path(path).display());
+    fs::create_dir(rig.path("real")).unwrap();
+    script("real/runc", format!("#!/bin/sh\n{}exit 7\n", tell("last")));
+    script(
+        "runc",
+        format!(
+            "#!/bin/sh\n{}PATH='{}':/usr/bin:/bin exec '{WRAPPER}' \"$@\"\n",
+            tell("first"),
+            rig.path("real").display()
+        ),
+    );
+    let output = rig.call(WRAPPER, &["state", "x"], "");
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let read = |name: &str| fs::read_to_string(rig.path(name)).unwrap();
+    assert!(read("first").contains("RDMA_CTK_RUNTIME_TIMES=1\n"), "{}", read("first"));
+    assert!(read("last").contains("WRAPPER_TEST=a b"), "{}", read("last"));
+    assert!(!read("last").contains("RDMA_CTK_RUNTIME_TIMES"), "{}", read("last"));
+}
+
 #[test]
 fn its_help_stands_before_that_of_the_real_runtime() {
     let rig = Rig::new();

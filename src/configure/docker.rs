@@ -31,6 +31,16 @@ pub enum DockerError {
         /// What is wrong.
         source: JsonError,
     },
+    /// A member has a name in other letters, which Docker does not know.
+    #[error("{}: the member {member:?} is {known:?} in other letters, and Docker refuses it; correct it first", path.display())]
+    Case {
+        /// The file.
+        path: PathBuf,
+        /// What stands there.
+        member: String,
+        /// What Docker knows.
+        known: &'static str,
+    },
     /// The name is Docker's own.
     #[error("the runtime name {RESERVED} is Docker's own; name another with --name")]
     Reserved,
@@ -96,6 +106,7 @@ pub fn plan(roots: &Roots, options: &Options) -> Result<Plan, DockerError> {
     let mut plan = Plan::default();
     let edited = edit(&text, options, &mut plan.notes).map_err(|problem| match problem {
         Problem::Json(source) => failed(source),
+        Problem::Case(member, known) => DockerError::Case { path: path.clone(), member, known },
         Problem::Taken(what) => {
             DockerError::Taken { path: path.clone(), name: options.name.clone(), what }
         }
@@ -125,6 +136,8 @@ fn read(path: &Path) -> Result<String, ApplyError> {
 #[derive(Debug)]
 enum Problem {
     Json(JsonError),
+    /// A member, and how Docker writes it.
+    Case(String, &'static str),
     /// What the runtime of that name is.
     Taken(String),
 }
@@ -135,6 +148,18 @@ fn edit(text: &str, options: &Options, notes: &mut Vec<String>) -> Result<String
     let mut text = text.to_owned();
     let now = |text: &str| -> Value { serde_json::from_str(text).unwrap_or_default() };
     let old = now(&text);
+    for known in ["runtimes", "default-runtime", "features"] {
+        let slip = |member: &&String| *member != known && member.eq_ignore_ascii_case(known);
+        if let Some(member) = old.as_object().and_then(|members| members.keys().find(slip)) {
+            return Err(Problem::Case(member.clone(), known));
+        }
+    }
+    // Docker's reader takes null for none.
+    for null in ["runtimes", "features"] {
+        if old.get(null).is_some_and(Value::is_null) {
+            text = json::remove(&text, &[null]).map_err(Problem::Json)?;
+        }
+    }
     match &old["runtimes"][name] {
         Value::Null => {
             let entry = json!({"path": options.program});
@@ -267,6 +292,7 @@ mod tests {
             ("{\"runtimes\": {\"rdma\": {\"runtimeType\": \"a\"}}}", "the shim \"a\""),
             ("{\"runtimes\": []}", "\"runtimes\" is no object"),
             ("{\"runtimes\": ", "line 1, column"),
+            ("{\"Runtimes\": {}}", "the member \"Runtimes\" is \"runtimes\" in other letters"),
             ("[]", "is no object"),
         ] {
             let fixture = Fixture::new(&[(FILE, text)]);
@@ -275,6 +301,18 @@ mod tests {
         }
         let options = Options { name: "runc".into(), ..Options::default() };
         assert!(matches!(plan(&Fixture::new(&[]).roots, &options), Err(DockerError::Reserved)));
+    }
+
+    #[test]
+    fn null_is_none() {
+        let text = "{\"runtimes\": null, \"features\": null}";
+        let edited = edit(text, &version("27.0.0"), &mut Vec::new()).unwrap();
+        let now: Value = serde_json::from_str(&edited).unwrap();
+        let entry = json!({"rdma": {"path": WRAPPER}});
+        assert_eq!(now, json!({"runtimes": entry, "features": {"cdi": true}}));
+        let fixture = Fixture::new(&[(FILE, text)]);
+        let options = version("27.0.0");
+        fixture.there_and_back(Owner::Docker, |roots| plan(roots, &options).unwrap());
     }
 
     #[test]

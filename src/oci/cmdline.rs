@@ -2,57 +2,126 @@
 //!
 //! The wrapper acts on a few subcommands and must not mistake a flag's value or a container's name
 //! for one: a container may be called `create`. So the flags that take a value are known here by
-//! name, from the command-line tables of runc, crun and youki. A flag that is not known takes none.
+//! name, from the command-line tables of runc, crun and youki. A flag that is not known takes none,
+//! and a word where a subcommand should be and that is none is taken for the value of such a flag.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Global flags whose value may be the next argument; `r` and `l` are youki's.
-const GLOBAL_WITH_VALUE: &[&str] =
-    &["cgroup-manager", "config", "criu", "log", "l", "log-format", "root", "r", "rootless"];
+/// What is known of the flags at one place of the line.
+#[derive(Debug)]
+struct Table {
+    /// Those whose value may be the next argument, with one letter or more.
+    with_value: &'static [&'static str],
+    /// Those of them that are crun's: its reader (GNU's) takes the beginning of a name for it.
+    crun: &'static [&'static str],
+    /// Letters without a value, behind which GNU's readers and youki's go on with the next letter.
+    switches: &'static [u8],
+}
 
-/// Flags of `create`, `run` and `restore` that take a value.
-const START_WITH_VALUE: &[&str] = &[
-    "bundle",
-    "b",
-    "config",
-    "f",
-    "console-socket",
-    "pid-file",
-    "pidfd-socket",
-    "preserve-fds",
-    "image-path",
-    "work-path",
-    "parent-path",
-    "manage-cgroups-mode",
-    "empty-ns",
-    "lsm-profile",
-    "lsm-mount-context",
-    "status-fd",
-    "page-server",
-];
+/// Global flags; `r`, `l` and `s` are youki's.
+const GLOBAL: Table = Table {
+    with_value: &[
+        "cgroup-manager",
+        "config",
+        "criu",
+        "log",
+        "l",
+        "log-format",
+        "log-level",
+        "root",
+        "r",
+        "rootless",
+    ],
+    crun: &["cgroup-manager", "log", "log-format", "log-level", "root", "rootless"],
+    switches: b"sv",
+};
 
-/// Flags of `exec` that take a value.
-const EXEC_WITH_VALUE: &[&str] = &[
-    "console-socket",
-    "pidfd-socket",
-    "cwd",
-    "env",
-    "e",
-    "user",
-    "u",
-    "additional-gids",
-    "g",
-    "process",
-    "p",
-    "pid-file",
-    "process-label",
-    "apparmor",
-    "cap",
-    "c",
-    "preserve-fds",
-    "cgroup",
+/// Flags of `create`, `run` and `restore`; `c` and `p` are youki's.
+const START: Table = Table {
+    with_value: &[
+        "bundle",
+        "b",
+        "config",
+        "f",
+        "console-socket",
+        "c",
+        "pid-file",
+        "p",
+        "pidfd-socket",
+        "preserve-fds",
+        "image-path",
+        "work-path",
+        "parent-path",
+        "manage-cgroups-mode",
+        "empty-ns",
+        "lsm-profile",
+        "lsm-mount-context",
+        "status-fd",
+        "page-server",
+    ],
+    crun: &[
+        "bundle",
+        "config",
+        "console-socket",
+        "pid-file",
+        "preserve-fds",
+        "image-path",
+        "work-path",
+        "manage-cgroups-mode",
+        "lsm-profile",
+        "lsm-mount-context",
+    ],
+    switches: b"d",
+};
+
+/// Flags of `exec`.
+const EXEC: Table = Table {
+    with_value: &[
+        "console-socket",
+        "pidfd-socket",
+        "cwd",
+        "env",
+        "e",
+        "user",
+        "u",
+        "additional-gids",
+        "g",
+        "process",
+        "p",
+        "pid-file",
+        "process-label",
+        "apparmor",
+        "cap",
+        "c",
+        "preserve-fds",
+        "cgroup",
+    ],
+    crun: &["console-socket", "cwd", "env", "user", "process", "pid-file", "cap", "preserve-fds"],
+    switches: b"dt",
+};
+
+/// The subcommands of runc, crun and youki, `create`, `run`, `restore` and `exec` apart.
+const OTHERS: &[&[u8]] = &[
+    b"checkpoint",
+    b"completion",
+    b"delete",
+    b"events",
+    b"features",
+    b"h",
+    b"help",
+    b"info",
+    b"kill",
+    b"list",
+    b"mounts",
+    b"pause",
+    b"ps",
+    b"resume",
+    b"spec",
+    b"start",
+    b"state",
+    b"update",
 ];
 
 /// What the wrapper has to do.
@@ -81,9 +150,36 @@ pub struct Start {
     pub config: Option<PathBuf>,
     /// The container's identifier; `None` when the command line names none.
     pub id: Option<OsString>,
+    /// What GNU's readers (crun) and youki's see in the line, if it is something else: `-bundle DIR`
+    /// and `-b=DIR` are the bundle `undle` or `=DIR` for crun.
+    pub other: Option<Box<Start>>,
 }
 
 impl Start {
+    /// Whether every runtime takes the same document.
+    pub fn is_plain(&self) -> bool {
+        let config = self.config.as_deref().unwrap_or_else(|| "config.json".as_ref());
+        self.other.is_none() && (config.is_absolute() || config == Path::new("config.json"))
+    }
+
+    /// The reading that counts: `gnu`'s where the runtime is one whose reader is GNU's or like it,
+    /// else Go's, unless only the other leads to a document. crun looks for a `--config` that is
+    /// relative in the working directory, and did in the bundle before.
+    pub fn settle(&self, gnu: bool, exists: &dyn Fn(&Path) -> bool) -> Self {
+        let leads =
+            |start: &Self| exists(&start.document()) || start.config.as_deref().is_some_and(exists);
+        let other = self.other.as_deref();
+        let other = other.filter(|other| gnu || (!leads(self) && leads(other)));
+        let mut settled = Self { other: None, ..other.unwrap_or(self).clone() };
+        let config = settled.config.take();
+        settled.config = config.map(|config| {
+            let here = config != Path::new("config.json") && exists(&config);
+            let absolute = here.then(|| std::path::absolute(&config).ok()).flatten();
+            absolute.unwrap_or(config)
+        });
+        settled
+    }
+
     /// Path of the document.
     pub fn document(&self) -> PathBuf {
         let bundle = self.bundle.clone().unwrap_or_else(|| ".".into());
@@ -118,31 +214,48 @@ pub struct CommandLine {
 pub fn parse<A: AsRef<OsStr>>(arguments: &[A]) -> CommandLine {
     let mut line =
         CommandLine { action: Action::Pass, log: None, log_format: LogFormat::Text, root: None };
-    let mut flags = Flags::new(arguments, GLOBAL_WITH_VALUE, Order::FlagsFirst);
-    while let Some(flag) = flags.next() {
-        match flag.name {
-            b"log" | b"l" => line.log = flag.value.map(PathBuf::from),
-            b"log-format" if flag.value == Some("json".as_ref()) => {
-                line.log_format = LogFormat::Json;
+    let mut flags = Flags::new(arguments, &GLOBAL, Order::FlagsFirst, Reader::Go);
+    loop {
+        while let Some(flag) = flags.next() {
+            match flag.name {
+                b"log" | b"l" => line.log = flag.value.map(PathBuf::from),
+                b"log-format" if flag.value == Some("json".as_ref()) => {
+                    line.log_format = LogFormat::Json;
+                }
+                b"log-format" => line.log_format = LogFormat::Text,
+                b"root" | b"r" => line.root = flag.value.map(PathBuf::from),
+                _ => {}
             }
-            b"log-format" => line.log_format = LogFormat::Text,
-            b"root" | b"r" => line.root = flag.value.map(PathBuf::from),
-            _ => {}
         }
+        let Some((subcommand, rest)) = flags.rest().split_first() else { return line };
+        line.action = match subcommand.as_ref().as_bytes() {
+            b"create" | b"run" | b"restore" => Action::Start(start(rest)),
+            b"exec" => exec(rest),
+            other if OTHERS.contains(&other) => Action::Pass,
+            // Rather an edit too many than a container without.
+            _ => {
+                flags.at += 1;
+                continue;
+            }
+        };
+        return line;
     }
-    let Some((subcommand, rest)) = flags.rest().split_first() else { return line };
-    line.action = match subcommand.as_ref().as_bytes() {
-        b"create" | b"run" | b"restore" => Action::Start(start(rest)),
-        b"exec" => exec(rest),
-        _ => Action::Pass,
-    };
-    line
 }
 
 fn start<A: AsRef<OsStr>>(arguments: &[A]) -> Start {
+    let (mut start, is_plain) = read_start(arguments, Reader::Go);
+    if !is_plain {
+        let (other, _) = read_start(arguments, Reader::Gnu);
+        start.other = (other != start).then(|| Box::new(other));
+    }
+    start
+}
+
+/// What one reader sees, and whether all of them do.
+fn read_start<A: AsRef<OsStr>>(arguments: &[A], reader: Reader) -> (Start, bool) {
     let mut start = Start::default();
-    // runc and crun take these flags behind the identifier too.
-    let mut flags = Flags::new(arguments, START_WITH_VALUE, Order::Mixed);
+    // runc takes these flags behind the identifier too.
+    let mut flags = Flags::new(arguments, &START, Order::Mixed, reader);
     while let Some(flag) = flags.next() {
         match flag.name {
             b"bundle" | b"b" => start.bundle = flag.value.map(PathBuf::from),
@@ -151,13 +264,13 @@ fn start<A: AsRef<OsStr>>(arguments: &[A]) -> Start {
         }
     }
     start.id = flags.positional.map(OsStr::to_owned);
-    start
+    (start, flags.is_plain)
 }
 
 fn exec<A: AsRef<OsStr>>(arguments: &[A]) -> Action {
     let mut process = None;
     // What follows the identifier is the command.
-    let mut flags = Flags::new(arguments, EXEC_WITH_VALUE, Order::FlagsFirst);
+    let mut flags = Flags::new(arguments, &EXEC, Order::FlagsFirst, Reader::Go);
     while let Some(flag) = flags.next() {
         if matches!(flag.name, b"process" | b"p") {
             process = flag.value.map(PathBuf::from);
@@ -176,19 +289,31 @@ enum Order {
     Mixed,
 }
 
+/// Whose reading goes first where two differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// One dash is as good as two (runc).
+    Go,
+    /// One dash is for letters (crun, and youki).
+    Gnu,
+}
+
 /// The flags of a command line, one after the other.
 struct Flags<'a, A> {
     arguments: &'a [A],
     at: usize,
-    with_value: &'static [&'static str],
+    table: &'static Table,
     order: Order,
+    reader: Reader,
     /// The first word that is no flag.
     positional: Option<&'a OsStr>,
+    /// No flag so far that two readers read differently.
+    is_plain: bool,
 }
 
 impl<'a, A: AsRef<OsStr>> Flags<'a, A> {
-    fn new(arguments: &'a [A], with_value: &'static [&'static str], order: Order) -> Self {
-        Self { arguments, at: 0, with_value, order, positional: None }
+    fn new(arguments: &'a [A], table: &'static Table, order: Order, reader: Reader) -> Self {
+        Self { arguments, at: 0, table, order, reader, positional: None, is_plain: true }
     }
 
     fn next(&mut self) -> Option<Flag<'a>> {
@@ -200,7 +325,7 @@ impl<'a, A: AsRef<OsStr>> Flags<'a, A> {
                 self.positional = self.positional.or(next);
                 return None;
             }
-            let Some(mut flag) = Flag::read(argument, self.with_value) else {
+            let Some(mut flag) = self.read(argument) else {
                 if self.order == Order::FlagsFirst {
                     return None;
                 }
@@ -209,13 +334,36 @@ impl<'a, A: AsRef<OsStr>> Flags<'a, A> {
                 continue;
             };
             self.at += 1;
-            if flag.value.is_none() && knows(self.with_value, flag.name) {
+            if flag.value.is_none() && flag.takes_value {
                 flag.value = self.arguments.get(self.at).map(AsRef::as_ref);
                 self.at += 1;
             }
             return Some(flag);
         }
         None
+    }
+
+    /// `--name`, `--name=value`, `-n`, `-n value`; by Go's readers `-name`, `-n=value`; by GNU's the
+    /// beginning of a name, letters together (`-dn value`) and a value that is joined (`-nvalue`).
+    fn read(&mut self, argument: &'a OsStr) -> Option<Flag<'a>> {
+        let bytes = argument.as_bytes();
+        if let Some(body) = bytes.strip_prefix(b"--") {
+            return Some(self.table.long(body));
+        }
+        let body = bytes.strip_prefix(b"-").filter(|body| !body.is_empty())?;
+        let end = body.iter().position(|&byte| byte == b'=');
+        let name = &body[..end.unwrap_or(body.len())];
+        let value = end.map(|end| OsStr::from_bytes(&body[end + 1..]));
+        let known = knows(self.table.with_value, name);
+        let go = Flag { name, value, takes_value: known };
+        Some(match self.table.letters(body) {
+            None => go,
+            Some(letters) if !known => letters,
+            Some(letters) => {
+                self.is_plain &= letters == go;
+                if self.reader == Reader::Go { go } else { letters }
+            }
+        })
     }
 
     /// What follows the flags.
@@ -228,150 +376,41 @@ fn knows(names: &[&str], name: &[u8]) -> bool {
     names.iter().any(|known| known.as_bytes() == name)
 }
 
-/// `--name`, `--name=value`, `-n`, `-n=value`, `-nvalue`: Go's parsers take one dash for two, and
-/// GNU's a value that is joined to a letter.
+/// A flag. Where two names begin with what stands there, it is as it stands there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Flag<'a> {
     name: &'a [u8],
     value: Option<&'a OsStr>,
+    takes_value: bool,
 }
 
-impl<'a> Flag<'a> {
-    fn read(argument: &'a OsStr, with_value: &[&str]) -> Option<Self> {
-        let bytes = argument.as_bytes();
-        let (long, body) = match (bytes.strip_prefix(b"--"), bytes.strip_prefix(b"-")) {
-            (Some(body), _) => (true, body),
-            (None, Some(body)) => (false, body),
-            (None, None) => return None,
-        };
-        if body.is_empty() {
-            return None;
-        }
+impl Table {
+    fn long<'a>(&self, body: &'a [u8]) -> Flag<'a> {
         let end = body.iter().position(|&byte| byte == b'=');
-        let name = &body[..end.unwrap_or(body.len())];
-        if !long && name.len() > 1 && !knows(with_value, name) && knows(with_value, &body[..1]) {
-            return Some(Self { name: &body[..1], value: Some(OsStr::from_bytes(&body[1..])) });
+        let mut name = &body[..end.unwrap_or(body.len())];
+        let value = end.map(|end| OsStr::from_bytes(&body[end + 1..]));
+        let mut takes_value = knows(self.with_value, name);
+        if !takes_value && !name.is_empty() {
+            let begun = |known: &&&str| known.as_bytes().starts_with(name);
+            let mut names = self.crun.iter().filter(begun);
+            if let Some(first) = names.next() {
+                takes_value = true;
+                if names.next().is_none() {
+                    name = first.as_bytes();
+                }
+            }
         }
-        Some(Self { name, value: end.map(|end| OsStr::from_bytes(&body[end + 1..])) })
+        Flag { name, value, takes_value }
+    }
+
+    /// Letters behind one dash, of which one takes a value: the rest, or the next argument.
+    fn letters<'a>(&self, body: &'a [u8]) -> Option<Flag<'a>> {
+        let at = body.iter().position(|letter| !self.switches.contains(letter))?;
+        let (name, rest) = (&body[at..=at], &body[at + 1..]);
+        let value = (!rest.is_empty()).then(|| OsStr::from_bytes(rest));
+        knows(self.with_value, name).then_some(Flag { name, value, takes_value: true })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn read(line: &str) -> CommandLine {
-        parse(&line.split_whitespace().collect::<Vec<_>>())
-    }
-
-    fn action(line: &str) -> Action {
-        read(line).action
-    }
-
-    fn start(bundle: &str, id: &str) -> Action {
-        Action::Start(Start {
-            bundle: (!bundle.is_empty()).then(|| bundle.into()),
-            config: None,
-            id: (!id.is_empty()).then(|| id.into()),
-        })
-    }
-
-    #[test]
-    fn the_subcommand_is_found_behind_the_global_flags() {
-        for (line, expected) in [
-            (
-                "--root /r --log /b/log.json --log-format json --systemd-cgroup create --bundle /b \
-                 --pid-file /b/p x",
-                start("/b", "x"),
-            ),
-            ("--root=/r create --bundle=/b x", start("/b", "x")),
-            ("create -b /b x", start("/b", "x")),
-            ("create -b/b x", start("/b", "x")),
-            ("create -bundle /b x", start("/b", "x")),
-            ("create x --bundle /b", start("/b", "x")),
-            ("run x", start("", "x")),
-            ("run --detach -- x", start("", "x")),
-            ("-- create x", start("", "x")),
-            ("create --preserve-fds 3 --no-pivot --no-new-keyring x", start("", "x")),
-            ("--systemd-cgroup create --bundle /b --pid-file f --no-pivot x", start("/b", "x")),
-            (
-                "--cgroup-manager systemd --config /c restore --image-path /i --bundle /b x",
-                start("/b", "x"),
-            ),
-            ("--rootless true create x", start("", "x")),
-            ("--debug --systemd-cgroup=false create x", start("", "x")),
-            ("-r /state -l /log create -b /b x", start("/b", "x")),
-            ("state create", Action::Pass),
-            ("kill --all create 9", Action::Pass),
-            ("--log create state x", Action::Pass),
-            ("--root create delete --force x", Action::Pass),
-            ("update --resources=- create", Action::Pass),
-            ("start create", Action::Pass),
-            ("--version", Action::Pass),
-            ("features", Action::Pass),
-            ("", Action::Pass),
-            ("--", Action::Pass),
-            ("--root", Action::Pass),
-        ] {
-            assert_eq!(action(line), expected, "{line}");
-        }
-    }
-
-    #[test]
-    fn a_container_named_create_and_values_named_like_flags_confuse_nothing() {
-        assert_eq!(action("create --pid-file --bundle create"), start("", "create"));
-        assert_eq!(action("create --bundle create create"), start("create", "create"));
-        assert_eq!(action("create -- --bundle"), start("", "--bundle"));
-    }
-
-    #[test]
-    fn the_document_is_in_the_bundle_unless_crun_is_told_another() {
-        for (line, path) in [
-            ("create x", "./config.json"),
-            ("create --bundle /b x", "/b/config.json"),
-            ("create --bundle /b --config other.json x", "/b/other.json"),
-            ("create -b /b -f /c/other.json x", "/c/other.json"),
-        ] {
-            let Action::Start(start) = action(line) else { panic!("{line}") };
-            assert_eq!(start.document(), PathBuf::from(path), "{line}");
-        }
-    }
-
-    #[test]
-    fn exec_is_taken_with_a_process_file_only() {
-        let exec = |process: &str, id: Option<&str>| Action::Exec {
-            process: process.into(),
-            id: id.map(Into::into),
-        };
-        assert_eq!(
-            action("--root /r exec --process /t/p --console-socket /s --detach --pid-file f x"),
-            exec("/t/p", Some("x"))
-        );
-        assert_eq!(action("exec -p=/t/p x"), exec("/t/p", Some("x")));
-        assert_eq!(action("exec --process /t/p"), exec("/t/p", None));
-        assert_eq!(action("exec x sh --process /etc/shadow"), Action::Pass);
-        assert_eq!(action("exec --env A=B --user 1 x sh"), Action::Pass);
-        assert_eq!(action("exec -u --process x sh"), Action::Pass);
-    }
-
-    #[test]
-    fn the_log_is_known_for_every_subcommand() {
-        let line = read("--log /b/log.json --log-format=json --root=/r create x");
-        assert_eq!(line.log, Some("/b/log.json".into()));
-        assert_eq!(line.log_format, LogFormat::Json);
-        assert_eq!(line.root, Some("/r".into()));
-        assert_eq!(read("--log-format json --log-format text state x").log_format, LogFormat::Text);
-    }
-
-    proptest! {
-        /// Whatever is typed is read, and a subcommand is only ever what stands behind the flags.
-        #[test]
-        fn every_line_is_read(words in proptest::collection::vec("-{0,2}[a-z=/]{0,6}", 0..8)) {
-            let line = parse(&words);
-            let known = ["create", "run", "restore", "exec"];
-            let named = words.iter().any(|word| known.contains(&word.as_str()));
-            prop_assert!(named || line.action == Action::Pass);
-        }
-    }
-}
+mod tests;

@@ -4,10 +4,11 @@
 //! does neither. A document in which the two would see different things is refused rather than
 //! guessed at.
 
+use std::cell::Cell;
 use std::fmt;
 
+use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Number, Value};
 
 /// Longest document that is read, in bytes; engines write some 30 kB.
@@ -25,36 +26,71 @@ pub enum JsonError {
     /// A member has a name that a Go program takes for another.
     #[error("the member {0} differs from one of the specification only in case")]
     Case(String),
+    /// It has a number that would be written otherwise.
+    #[error("the number {0} cannot be kept exactly")]
+    Number(String),
     /// It is JSON, but not an object.
     #[error("the document is no JSON object")]
     NoObject,
 }
 
-/// Reads a document. Order, unknown members and integers up to `u64::MAX` are kept.
+/// Reads a document. Order, unknown members and numbers are kept: those that would be written in
+/// other digits (`-0`, `1e2`, more than 64 bits) are refused. `serde_json` could keep their text, but
+/// then does not read numbers in flattened members, as records have them.
 ///
 /// # Errors
 /// Text that is no JSON object, is longer than [`LONGEST`], or has two members of one object with
-/// one name.
+/// one name, or a number that is not kept.
 pub fn read(text: &[u8]) -> Result<Value, JsonError> {
     if text.len() > LONGEST {
         return Err(JsonError::TooLong(text.len()));
     }
     let mut reader = serde_json::Deserializer::from_slice(text);
-    let Exact(value) = Exact::deserialize(&mut reader)?;
+    let floats = Cell::new(false);
+    let value = ExactVisitor { floats: &floats }.deserialize(&mut reader)?;
     reader.end()?;
+    if floats.get() {
+        exact_numbers(text)?;
+    }
     if value.is_object() { Ok(value) } else { Err(JsonError::NoObject) }
 }
 
-/// A value in which no object has two members of one name.
-struct Exact(Value);
+/// That every number is written again as it stands there, in a text that is JSON.
+fn exact_numbers(text: &[u8]) -> Result<(), JsonError> {
+    let mut at = 0;
+    while let Some(&byte) = text.get(at) {
+        let rest = &text[at..];
+        match byte {
+            b'"' => at += string(rest),
+            b'-' | b'0'..=b'9' => {
+                let part = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
+                let number = &rest[..rest.iter().take_while(|byte| part(byte)).count()];
+                let again = serde_json::from_slice::<Number>(number)?.to_string();
+                if again.as_bytes() != number {
+                    return Err(JsonError::Number(String::from_utf8_lossy(number).into_owned()));
+                }
+                at += number.len();
+            }
+            _ => at += 1,
+        }
+    }
+    Ok(())
+}
 
-impl<'de> Deserialize<'de> for Exact {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ExactVisitor).map(Self)
+/// Length of a string with its quotes.
+fn string(text: &[u8]) -> usize {
+    let mut at = 1;
+    loop {
+        match text.get(at) {
+            None => return text.len(),
+            Some(b'"') => return at + 1,
+            Some(b'\\') => at += 2,
+            Some(_) => at += 1,
+        }
     }
 }
 
-impl<'de> DeserializeSeed<'de> for ExactVisitor {
+impl<'de> DeserializeSeed<'de> for ExactVisitor<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -62,10 +98,14 @@ impl<'de> DeserializeSeed<'de> for ExactVisitor {
     }
 }
 
+/// Reads a value in which no object has two members of one name.
 #[derive(Clone, Copy)]
-struct ExactVisitor;
+struct ExactVisitor<'a> {
+    /// Whether there was a number that is none of 64 bits.
+    floats: &'a Cell<bool>,
+}
 
-impl<'de> Visitor<'de> for ExactVisitor {
+impl<'de> Visitor<'de> for ExactVisitor<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,10 +125,8 @@ impl<'de> Visitor<'de> for ExactVisitor {
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
-        // An integer beyond 64 bits arrives here rounded: writing it again would change it.
-        if value.abs() >= 18_446_744_073_709_551_616.0 {
-            return Err(E::custom(format!("the number {value} cannot be kept exactly")));
-        }
+        // An integer beyond 64 bits arrives here too, rounded.
+        self.floats.set(true);
         Number::from_f64(value)
             .map(Value::Number)
             .ok_or_else(|| E::custom(format!("the number {value} cannot be kept exactly")))
@@ -133,7 +171,7 @@ mod tests {
 
     #[test]
     fn order_unknown_members_and_large_integers_survive() {
-        let text = r#"{"b":1,"a":{"z":18446744073709551615,"y":-9223372036854775808},"new":[null,true,1.5,"é"]}"#;
+        let text = r#"{"b":1,"a":{"z":18446744073709551615,"y":-9223372036854775808},"new":[null,true,1.5,-0.0,"é -0 1e2"]}"#;
         let value = read(text.as_bytes()).unwrap();
         assert_eq!(serde_json::to_string(&value).unwrap(), text);
     }
@@ -143,7 +181,13 @@ mod tests {
         for (text, part) in [
             (r#"{"a":1,"a":2}"#, "\"a\" stands there twice"),
             (r#"{"x":{"a":1,"b":[{"c":1,"c":1}]}}"#, "\"c\" stands there twice"),
-            (r#"{"a":18446744073709551616}"#, "cannot be kept exactly"),
+            (r#"{"a":18446744073709551616}"#, "18446744073709551616 cannot be kept exactly"),
+            (r#"{"a":[-9223372036854775809]}"#, "-9223372036854775809 cannot be kept exactly"),
+            (r#"{"a":9007199254740993.0}"#, "9007199254740993.0 cannot be kept exactly"),
+            (r#"{"a\"1":"\\","b":-0}"#, "number -0 cannot be kept exactly"),
+            (r#"{"a":1.5,"b":1e2}"#, "number 1e2 cannot be kept exactly"),
+            (r#"{"a":1E-400}"#, "1E-400 cannot be kept exactly"),
+            (r#"{"a":1e400}"#, "out of range"),
             ("[1]", "no JSON object"),
             ("{} {}", "trailing"),
             ("", "EOF"),

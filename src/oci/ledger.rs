@@ -62,10 +62,14 @@ impl Ledger {
         Self { store: Store::at(folder) }
     }
 
-    /// The ledger in which that record is.
+    /// The ledger in which that record is; `None`: it is where no record of the wrapper's is, and
+    /// nothing there is ours to remove.
     pub(super) fn around(record: &Path) -> Option<(Self, String)> {
         let key = record.file_stem()?.to_str()?.to_owned();
-        Some((Self::at(record.parent()?.parent()?.to_owned()), key))
+        let containers = record.parent()?;
+        let folder = containers.parent()?;
+        let ours = containers.ends_with("containers") && folder.ends_with("rdma-ctk/wrapper");
+        ours.then(|| (Self::at(folder.to_owned()), key))
     }
 
     /// Makes its folders.
@@ -195,6 +199,9 @@ mod tests {
         assert_eq!(found, one);
         again.remove(&found).unwrap();
         assert!(!path.exists());
+        for foreign in ["/etc/x/y.json", "/run/rdma-ctk/wrapper/files/y.json", "y.json", "/"] {
+            assert!(Ledger::around(foreign.as_ref()).is_none(), "{foreign}");
+        }
     }
 
     #[test]

@@ -128,7 +128,15 @@ fn wrapper(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode 
     let line = cmdline::parse(arguments);
     let reporter = Reporter::new(&surroundings.roots, &line);
     let done = match &line.action {
-        Action::Start(start) => create::edit(surroundings, &line, start, &reporter),
+        Action::Start(start) if start.is_plain() => {
+            create::edit(surroundings, &line, start, &reporter)
+        }
+        Action::Start(start) => {
+            let gnu =
+                runtime::find(surroundings).is_ok_and(|runtime| runtime::reads_letters(&runtime));
+            let start = start.settle(gnu, &|path| path.exists());
+            create::edit(surroundings, &line, &start, &reporter)
+        }
         Action::Exec { process, id } => {
             // A session that lacks the variables is better than none.
             if let Err(problem) = exec::complete(surroundings, &line, process, id.as_deref()) {
@@ -143,7 +151,7 @@ fn wrapper(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode 
         None => Ok(runtime::find(surroundings)?),
     });
     let failed = match found {
-        Ok(runtime) => OciError::from(runtime::become_it(&runtime, arguments)),
+        Ok(runtime) => OciError::from(runtime::become_it(surroundings, &runtime, arguments)),
         Err(problem) => problem,
     };
     reporter.fail(&failed.to_string());

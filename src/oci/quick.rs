@@ -39,21 +39,29 @@ pub fn look(text: &[u8]) -> Look {
     if holds_in_any_case(text, b"rdma-ctk.io") { Look::Mentioned } else { Look::Nothing }
 }
 
-/// Whether a file that is too long to be kept in memory has a key of ours in it; one that cannot be
-/// read has none.
+/// Whether a file that is too long to be kept in memory has in it what [`look`] takes for a request;
+/// one that cannot be read has nothing.
 pub fn mentions_us(path: &Path) -> bool {
-    const WORD: &[u8] = b"rdma-ctk.io";
-    let Ok(mut file) = File::open(path) else { return false };
-    let mut buffer = vec![0; 64 << 10];
+    File::open(path).is_ok_and(|file| asks(file, &mut vec![0; 64 << 10]))
+}
+
+/// The same by way of a buffer, which must be longer than every word.
+fn asks(mut text: impl Read, buffer: &mut [u8]) -> bool {
+    /// As long as the longest word, and more than an escape.
+    const KEPT: usize = 16;
     let mut kept = 0;
-    while let Ok(read @ 1..) = file.read(&mut buffer[kept..]) {
+    while let Ok(read @ 1..) = text.read(&mut buffer[kept..]) {
         let filled = kept + read;
-        if holds(&buffer[..filled], WORD) {
+        let piece = &buffer[..filled];
+        if look(piece) == Look::Mentioned || holds_in_any_case(piece, b"rdma-ctk.io") {
             return true;
         }
-        // It may stand across two pieces.
-        kept = filled.min(WORD.len() - 1);
-        buffer.copy_within(filled - kept..filled, 0);
+        // A word may stand across two pieces; a piece must not begin within an escape.
+        let mut start = filled.saturating_sub(KEPT);
+        let backslashes = piece[..start].iter().rev().take_while(|byte| **byte == b'\\').count();
+        start -= backslashes % 2;
+        buffer.copy_within(start..filled, 0);
+        kept = filled - start;
     }
     false
 }
@@ -122,6 +130,45 @@ mod tests {
             ("rdm", "rdma", false),
         ] {
             assert_eq!(holds(text.as_bytes(), word.as_bytes()), found, "{text}");
+        }
+    }
+
+    /// Hands its bytes out a few at a time.
+    struct Slowly<'a>(&'a [u8], usize);
+
+    impl Read for Slowly<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let length = self.1.min(buffer.len()).min(self.0.len());
+            buffer[..length].copy_from_slice(&self.0[..length]);
+            self.0 = &self.0[length..];
+            Ok(length)
+        }
+    }
+
+    #[test]
+    fn a_text_in_pieces_is_looked_at_like_a_whole_one() {
+        for (word, asked) in [
+            (r"devices.rdma-ctk.io", true),
+            (r"devices.RDMA-ctk.io/pod", true),
+            (r"network.alibabacloud.com/erdma-smcr", true),
+            (r"k8s.volcengine.com/pod-networks", true),
+            (r"devices.\u0072dma-ctk.io", true),
+            (r"\\\u0072", true),
+            (r"\\u0072", false),
+            (r"\\\\u0072\u003c", false),
+            (r"/dev/infiniband rdma", false),
+        ] {
+            for before in 0..70 {
+                let text = format!("{}{word}{}", "x".repeat(before), "\"".repeat(70 - before));
+                for step in [1, 3, 17, 32] {
+                    let text = Slowly(text.as_bytes(), step);
+                    assert_eq!(
+                        asks(text, &mut [0; 33]),
+                        asked,
+                        "{word} behind {before}, by {step}"
+                    );
+                }
+            }
         }
     }
 }

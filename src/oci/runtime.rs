@@ -1,12 +1,17 @@
 //! The real runtime: which one it is, and becoming it.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, Metadata};
-use std::io;
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+
+use memchr::memmem;
+use nix::time::{ClockId, clock_gettime};
 
 use super::Surroundings;
 use crate::policy::{self, wrapped_runtime};
@@ -41,6 +46,25 @@ pub enum RuntimeError {
         /// The policy file.
         config: PathBuf,
     },
+    /// The policy file is there and cannot be read, so that which one it names is not known.
+    #[error("cannot read {}, which may name the runtime ([wrapper] runtime): {source}", config.display())]
+    Policy {
+        /// The policy file.
+        config: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It leads back to this program.
+    #[error(
+        "{} leads back to rdma-ctk-runtime; name the runtime behind it in {} ([wrapper] runtime)",
+        path.display(), config.display()
+    )]
+    Circle {
+        /// The one that does.
+        path: PathBuf,
+        /// The policy file.
+        config: PathBuf,
+    },
     /// It is there and does not start.
     #[error("cannot run {}: {source}", path.display())]
     Exec {
@@ -62,7 +86,7 @@ pub fn find(surroundings: &Surroundings<'_>) -> Result<PathBuf, RuntimeError> {
     let path = (surroundings.variable)("PATH").filter(|path| !path.is_empty());
     let path = path.unwrap_or_else(|| PATH.into());
     let config = policy::path(roots);
-    match configured(roots) {
+    match configured(roots)? {
         Some(name) => search(&path, &name, own.as_ref()).map_err(|why| RuntimeError::Configured {
             config,
             name,
@@ -78,8 +102,23 @@ pub fn find(surroundings: &Surroundings<'_>) -> Result<PathBuf, RuntimeError> {
 
 /// What the policy file names. Asked at every call of the wrapper, so that nothing else of the file
 /// matters: a container whose policy is broken can still be stopped.
-fn configured(roots: &Roots) -> Option<String> {
-    wrapped_runtime(&fs::read_to_string(policy::path(roots)).ok()?)
+fn configured(roots: &Roots) -> Result<Option<String>, RuntimeError> {
+    let config = policy::path(roots);
+    match fs::read(&config) {
+        Ok(text) => Ok(wrapped_runtime(&String::from_utf8_lossy(&text))),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        // Another runtime would know nothing of the containers of the one that is meant.
+        Err(source) => Err(RuntimeError::Policy { config, source }),
+    }
+}
+
+/// Whether a runtime reads its command line as GNU's programs do: crun, and youki.
+pub fn reads_letters(runtime: &Path) -> bool {
+    let file = fs::canonicalize(runtime).unwrap_or_else(|_| runtime.to_owned());
+    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    ["crun", "youki"].iter().any(|known| name.contains(known))
 }
 
 /// What is wrong with a candidate.
@@ -123,11 +162,70 @@ fn fit(path: &Path, own: Option<&Metadata>) -> Result<(), Unfit> {
     if executable { Ok(()) } else { Err(Unfit::NoProgram) }
 }
 
+/// How often the wrapper may come by itself on one way. A script that looks for the runtime elsewhere
+/// may call it once more.
+const MOST: u32 = 3;
+/// How often it has been there already, where somebody stands between it and the runtime. A runtime
+/// itself is not told.
+const TIMES: &str = "RDMA_CTK_RUNTIME_TIMES";
+/// A process that has used up so much time before it is this program has been it more often.
+const TIME: Duration = Duration::from_millis(500);
+/// How much of a script is looked at.
+const SCRIPT: u64 = 64 << 10;
+
+/// How often this program has become a runtime on its way here.
+pub fn times(surroundings: &Surroundings<'_>) -> u32 {
+    let times = (surroundings.variable)(TIMES);
+    times.and_then(|times| times.to_str()?.parse().ok()).unwrap_or(0)
+}
+
 /// Becomes the runtime: same arguments, environment, descriptors, working directory, and the same
-/// process, for whose end the caller waits. Returns only when that fails.
-pub fn become_it(runtime: &Path, arguments: &[OsString]) -> RuntimeError {
-    let source = Command::new(runtime).args(arguments).exec();
-    RuntimeError::Exec { path: runtime.to_owned(), source }
+/// process, for whose end the caller waits. Returns only when that fails, or leads back here.
+pub fn become_it(
+    surroundings: &Surroundings<'_>,
+    runtime: &Path,
+    arguments: &[OsString],
+) -> RuntimeError {
+    let times = times(surroundings);
+    let path = runtime.to_owned();
+    if times >= MOST {
+        return RuntimeError::Circle { path, config: policy::path(&surroundings.roots) };
+    }
+    let mut command = Command::new(runtime);
+    command.args(arguments);
+    if may_lead_back(runtime, time_used()) {
+        command.env(TIMES, (times + 1).to_string());
+    } else if times > 0 {
+        command.env_remove(TIMES);
+    }
+    RuntimeError::Exec { path, source: command.exec() }
+}
+
+/// Processor time of this process, which a change of its program does not set back.
+fn time_used() -> Duration {
+    clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Whether what is called a runtime may call this program: a script in which it is named, a program
+/// of another name than the runtimes', which looks for one in turn, or whatever has brought us here
+/// for so long that it must be so.
+fn may_lead_back(runtime: &Path, used: Duration) -> bool {
+    let name = runtime.file_name().unwrap_or_default().as_bytes();
+    let foreign = !NAMES.iter().any(|known| memmem::find(name, known.as_bytes()).is_some());
+    foreign || used >= TIME || names_us(runtime)
+}
+
+/// Whether it is a script, and this program is named in it.
+fn names_us(runtime: &Path) -> bool {
+    let Ok(mut file) = File::open(runtime) else { return false };
+    let mut text = vec![0; 2];
+    if file.read_exact(&mut text).is_err() || text != b"#!" {
+        return false;
+    }
+    text.clear();
+    // What cannot be read further does not run either.
+    let _ = file.take(SCRIPT).read_to_end(&mut text);
+    memmem::find(&text, b"rdma-ctk").is_some()
 }
 
 #[cfg(test)]
@@ -226,6 +324,46 @@ mod tests {
             rig.config(&format!("[wrapper]\nruntime = \"{name}\"\n"));
             let error = rig.find().unwrap_err();
             assert!(error.contains(why) && error.contains("config.toml"), "{name}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_read_names_no_other_runtime() {
+        let rig = Rig::new();
+        rig.program("sbin/runc");
+        rig.program("sbin/crun");
+        let path = policy::path(&rig.roots);
+        fs::write(&path, b"# caf\xe9\n[wrapper]\nruntime = \"crun\"\n").unwrap();
+        assert_eq!(rig.find().unwrap(), "sbin/crun");
+        fs::write(&path, b"[wrapper]\nnote = \"caf\xe9\"\nruntime = \"crun\"\n").unwrap();
+        assert_eq!(rig.find().unwrap(), "sbin/crun");
+        fs::remove_file(&path).unwrap();
+        assert_eq!(rig.find().unwrap(), "sbin/runc");
+        fs::create_dir(&path).unwrap();
+        let error = rig.find().unwrap_err();
+        assert!(error.contains("config.toml, which may name the runtime"), "{error}");
+    }
+
+    #[test]
+    fn what_may_lead_back_is_told_how_often() {
+        let rig = Rig::new();
+        let script = |name: &str, text: &str| {
+            let path = rig.program(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        for (path, used, expected) in [
+            (rig.program("bin/runc"), 0, false),
+            (rig.program("bin/crun-1.21"), 499, false),
+            (rig.program("bin/youki"), 500, true),
+            (rig.program("bin/nvidia-container-runtime"), 0, true),
+            (script("sbin/runc", "#!/bin/sh\nexec /opt/runc \"$@\"\n"), 0, false),
+            (script("sbin/crun", "#!/bin/sh\nexec rdma-ctk-runtime \"$@\"\n"), 0, true),
+            (script("sbin/youki", "rdma-ctk-runtime"), 0, false),
+            (rig.folder.path().join("bin/none-crun"), 0, false),
+        ] {
+            let told = may_lead_back(&path, Duration::from_millis(used));
+            assert_eq!(told, expected, "{}", path.display());
         }
     }
 }
