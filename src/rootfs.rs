@@ -66,7 +66,7 @@ impl Rootfs {
     /// The first bytes of a regular file, at most so many; `None` where there is none.
     pub fn head(&self, path: &str, most: u64) -> Option<Vec<u8>> {
         let file = self.regular(path)?;
-        let mut head = Vec::new();
+        let mut head = Vec::with_capacity(usize::try_from(most).unwrap_or(0));
         file.take(most).read_to_end(&mut head).ok()?;
         Some(head)
     }

@@ -40,8 +40,8 @@ pub fn read_part(roots: &Roots, focus: &Focus) -> Result<Option<NetlinkView>, Er
     if !roots.is_live() {
         return Ok(None);
     }
-    let shown = Shown::read(&roots.sys, focus);
-    let mut view = if shown.core { devices(&shown, focus)? } else { NetlinkView::default() };
+    let core = roots.sys.join(CLASS).exists();
+    let mut view = if core { devices(roots, focus)? } else { NetlinkView::default() };
     if focus.interfaces {
         match rtnetlink::read() {
             Ok(interfaces) => view.interfaces = Some(interfaces),
@@ -51,9 +51,9 @@ pub fn read_part(roots: &Roots, focus: &Focus) -> Result<Option<NetlinkView>, Er
     Ok(Some(view))
 }
 
-fn devices(shown: &Shown, focus: &Focus) -> Result<NetlinkView, Error> {
+fn devices(roots: &Roots, focus: &Focus) -> Result<NetlinkView, Error> {
     match Socket::open() {
-        Ok(mut socket) => view(&mut socket, shown, focus),
+        Ok(mut socket) => view(&mut socket, &Shown::read(&roots.sys, focus), focus),
         Err(Error::Absent { .. }) => Ok(NetlinkView::default()),
         Err(error) => Err(error),
     }
@@ -62,8 +62,6 @@ fn devices(shown: &Shown, focus: &Focus) -> Result<NetlinkView, Error> {
 /// The character devices that sysfs shows, which are those that may be asked about.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Shown {
-    /// Whether `ib_core` is there.
-    core: bool,
     /// Devices with a uverbs node.
     uverbs: BTreeSet<String>,
     /// Ports with a umad node.
@@ -80,7 +78,6 @@ impl Shown {
         let mut reader = Reader::new();
         let Some(sys) = reader.open(sys) else { return Self::default() };
         let mut shown = Self {
-            core: reader.folder(&sys, CLASS).is_some(),
             rdma_cm: reader.folder(&sys, "class/misc/rdma_cm").is_some(),
             uverbs: chardev::uverbs(&mut reader, &sys, focus)
                 .into_iter()
@@ -261,11 +258,11 @@ mod tests {
         assert_eq!(shown.uverbs, BTreeSet::from(["mlx5_0".to_owned()]));
         assert_eq!(shown.umad, BTreeSet::from([("mlx5_0".to_owned(), 1)]));
         assert_eq!(shown.issm, BTreeSet::from([("mlx5_0".to_owned(), 2)]));
-        assert!(!shown.rdma_cm && !shown.core);
+        assert!(!shown.rdma_cm);
         write("class/infiniband/mlx5_0/node_type", "1: CA\n");
         write("class/misc/rdma_cm/dev", "10:260\n");
         let shown = Shown::read(root.path(), &Focus::EVERYTHING);
-        assert!(shown.rdma_cm && shown.core);
+        assert!(shown.rdma_cm);
         assert_eq!(Shown::read(Path::new("/nonexistent"), &Focus::EVERYTHING), Shown::default());
     }
 

@@ -9,8 +9,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
 use std::hint;
+use std::num::NonZeroUsize;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
 /// Sizes are multiples of this up to [`FINE`], and every piece is aligned to it.
 const GRAIN: usize = 16;
@@ -18,7 +21,11 @@ const GRAIN: usize = 16;
 const FINE: usize = 1024;
 /// What is larger is left to the system.
 const LARGEST: usize = 32 << 10;
-/// How much is taken from the system at once. Only what is used becomes memory.
+/// How much is taken from the system at first, which does for a program that has nothing to do. Only
+/// what is used becomes memory.
+const FIRST: usize = 64 << 10;
+/// How much is taken then at once, all of it memory from the beginning: a program that needs more than
+/// the first has a document to read, and a page fault for every page costs more than the pages.
 const CHUNK: usize = 512 << 10;
 /// How many sizes there are: those below and at [`FINE`], and 2, 4, 8, 16 and 32 KiB.
 const SIZES: usize = FINE / GRAIN + 5;
@@ -152,15 +159,13 @@ impl State {
             return freed;
         }
         if self.left < size {
-            // SAFETY: it is not of size 0. What is left of the old chunk is lost, less than a piece.
-            let chunk = match Layout::from_size_align(CHUNK, GRAIN) {
-                Ok(layout) => unsafe { System.alloc(layout) },
-                Err(_) => ptr::null_mut(),
-            };
+            // What is left of the old chunk is lost, less than a piece.
+            let (chunk, length) =
+                if self.next.is_null() { (first(), FIRST) } else { (further(), CHUNK) };
             if chunk.is_null() {
                 return chunk;
             }
-            (self.next, self.left) = (chunk, CHUNK);
+            (self.next, self.left) = (chunk, length);
         }
         let piece = self.next;
         self.left -= size;
@@ -168,6 +173,23 @@ impl State {
         self.next = unsafe { piece.add(size) };
         piece
     }
+}
+
+fn first() -> *mut u8 {
+    match Layout::from_size_align(FIRST, GRAIN) {
+        // SAFETY: it is not of size 0.
+        Ok(layout) => unsafe { System.alloc(layout) },
+        Err(_) => ptr::null_mut(),
+    }
+}
+
+fn further() -> *mut u8 {
+    let Some(length) = NonZeroUsize::new(CHUNK) else { return ptr::null_mut() };
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE;
+    // SAFETY: the kernel chooses where, so that nothing that is there is replaced.
+    let mapped = unsafe { mmap_anonymous(None, length, access, flags) };
+    mapped.map_or(ptr::null_mut(), |piece| piece.as_ptr().cast())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::admit::{Admission, Candidate, Station, admit};
 use super::cmdline::{CommandLine, Start};
 use super::container::{ambiguous, annotations, is_sandbox};
 use super::document::{Document, DocumentError};
-use super::ledger::{Entry, Ledger, key};
+use super::ledger::{Entry, Ledger, key, of_podman};
 use super::quick::{self, Look};
 use super::report::Reporter;
 use super::{HOOK, OciError, Surroundings, json, runtime};
@@ -75,7 +75,9 @@ pub(super) fn edit(
     let bundle = document.path().parent().unwrap_or_else(|| Path::new(".")).to_owned();
     let mark = annotations.get(MARKER);
     let known = mark.is_some_and(|mark| {
-        ledger.confirms(&key, mark) || granted_by_daemon(&surroundings.roots, &id, mark)
+        ledger.confirms(&key, mark)
+            || ledger.confirms(&of_podman(start.id.as_deref().unwrap_or_default()), mark)
+            || granted_by_daemon(&surroundings.roots, &id, mark)
     });
     let candidate = Candidate { document: &value, bundle: &bundle, id: &id, granted_before: known };
     let admission = admit(&surroundings.roots, &policy, &station, &candidate)
@@ -243,7 +245,7 @@ impl Keeper<'_> {
     }
 }
 
-fn unrecorded(problem: &RecordError) -> String {
+pub(super) fn unrecorded(problem: &RecordError) -> String {
     format!("what was decided is not on record, and exec sessions will lack it: {problem}")
 }
 

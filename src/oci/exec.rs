@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::cmdline::CommandLine;
 use super::document::{Document, DocumentError};
-use super::ledger::{Ledger, key};
+use super::ledger::{Ledger, key, of_podman};
 use super::{OciError, Surroundings, json};
 use crate::edit::oci::apply_process;
 use crate::inventory::runtime_limits::in_user_namespace;
@@ -23,7 +23,12 @@ pub(super) fn complete(
     let user = !nix::unistd::geteuid().is_root()
         || in_user_namespace(&surroundings.roots, std::process::id());
     let ledger = Ledger::of(surroundings, user);
-    let Some(entry) = ledger.read(&key(line.root.as_deref(), id))? else { return Ok(()) };
+    let entry = match ledger.read(&key(line.root.as_deref(), id))? {
+        Some(entry) => Some(entry),
+        // podman's hook was there first, and the wrapper had nothing to add.
+        None => ledger.read(&of_podman(id))?,
+    };
+    let Some(entry) = entry else { return Ok(()) };
     let Verdict::Granted { grant } = &entry.record.verdict else { return Ok(()) };
     let document = Document::read(process)?;
     let at = || document.path().to_owned();

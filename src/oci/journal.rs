@@ -2,6 +2,7 @@
 //! neither listens, nobody is told. The runtime of a container must not wait for a log.
 
 use std::os::unix::net::UnixDatagram;
+use std::sync::LazyLock;
 
 use crate::roots::Roots;
 
@@ -31,10 +32,11 @@ const LONGEST: usize = 8 << 10;
 
 /// Sends a line.
 pub(super) fn send(roots: &Roots, priority: Priority, text: &str) {
-    let Ok(socket) = UnixDatagram::unbound() else { return };
-    if socket.set_nonblocking(true).is_err() {
-        return;
-    }
+    static SOCKET: LazyLock<Option<UnixDatagram>> = LazyLock::new(|| {
+        let socket = UnixDatagram::unbound().ok()?;
+        socket.set_nonblocking(true).ok().map(|()| socket)
+    });
+    let Some(socket) = SOCKET.as_ref() else { return };
     let native = roots.run.join("systemd/journal/socket");
     if socket.send_to(record(priority, text).as_bytes(), native).is_err() {
         let line = format!("<{}>rdma-ctk: {}", 24 + priority.number(), one_line(text));

@@ -49,7 +49,10 @@ pub(super) struct Ledger {
 impl Ledger {
     /// The ledger of whoever runs containers here: the node's, or a user's own.
     pub(super) fn of(surroundings: &Surroundings<'_>, user: bool) -> Self {
-        let own = (surroundings.variable)("XDG_RUNTIME_DIR").filter(|_| user).map(PathBuf::from);
+        let named = || (surroundings.variable)("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let roots = &surroundings.roots;
+        // A hook has no variables but those of the file that made it run.
+        let own = if user { named().or_else(|| runtime_folder(roots)) } else { None };
         let store = match own.filter(|folder| folder.is_absolute()) {
             Some(folder) => Store::wrappers(&Roots { run: folder, ..surroundings.roots.clone() }),
             None => Store::wrappers(&surroundings.roots),
@@ -132,6 +135,23 @@ impl Ledger {
     }
 }
 
+/// The folder that systemd makes for the user whom this process is outside of its user namespace.
+fn runtime_folder(roots: &Roots) -> Option<PathBuf> {
+    let map = std::fs::read_to_string(roots.proc.join("self/uid_map")).ok()?;
+    let user = outside(&map, nix::unistd::geteuid().as_raw())?;
+    Some(roots.run.join("user").join(user.to_string())).filter(|folder| folder.is_dir())
+}
+
+/// Who a user of the namespace with that `uid_map` is outside of it.
+fn outside(map: &str, user: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut words = line.split_whitespace().map(|word| word.parse::<u32>().ok());
+        let (inside, outside, count) = (words.next()??, words.next()??, words.next()??);
+        let at = user.checked_sub(inside).filter(|at| *at < count)?;
+        outside.checked_add(at)
+    })
+}
+
 /// The name of a container's record: by its runtime's state folder and its identifier.
 pub(super) fn key(root: Option<&Path>, id: &OsStr) -> String {
     let root = root.map(|root| root.as_os_str().as_bytes()).unwrap_or_default();
@@ -147,6 +167,11 @@ pub(super) fn key(root: Option<&Path>, id: &OsStr) -> String {
             format!("{hash:016x}")
         }
     }
+}
+
+/// The name of a record of podman's hook, which knows no state folder.
+pub(super) fn of_podman(id: &OsStr) -> String {
+    key(None, id)
 }
 
 /// FNV-1a, 64 bits.
@@ -201,6 +226,22 @@ mod tests {
         assert!(!path.exists());
         for foreign in ["/etc/x/y.json", "/run/rdma-ctk/wrapper/files/y.json", "y.json", "/"] {
             assert!(Ledger::around(foreign.as_ref()).is_none(), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_told_by_the_map_of_its_namespace() {
+        let rootless = "0 1000 1\n1 100000 65536\n";
+        for (map, user, expected) in [
+            ("         0          0 4294967295\n", 1000, Some(1000)),
+            (rootless, 0, Some(1000)),
+            (rootless, 7, Some(100_006)),
+            (rootless, 70_000, None),
+            ("", 0, None),
+            ("0 x 1\n", 0, None),
+            ("0 4294967295 9\n", 1, None),
+        ] {
+            assert_eq!(outside(map, user), expected, "{map:?} {user}");
         }
     }
 

@@ -82,9 +82,14 @@ pub fn survey_by(
     case: &mut Case<'_>,
     read: &dyn Fn(&Focus) -> Node,
 ) -> Result<Decision, RequestError> {
-    let hint =
-        parse(case.annotations, case.container.clone(), case.carrier.clone(), case.policy, None)
-            .ok();
+    // What is asked is told by the annotations and whose the container is.
+    let named = Container {
+        id: case.container.id.clone(),
+        name: case.container.name.clone(),
+        pod: case.container.pod.clone(),
+        ..Container::default()
+    };
+    let hint = parse(case.annotations, named, case.carrier.clone(), case.policy, None).ok();
     if hint.as_ref().is_none_or(|hint| hint.numa != NumaMode::Off) {
         // Unknown is none.
         case.container.parent_cpus =

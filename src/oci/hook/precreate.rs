@@ -3,7 +3,9 @@
 //! refusal goes to the journal; nothing else is written to standard output.
 //!
 //! The working directory is the bundle. It belongs to the container, and lives as long: files of ours
-//! that are bound go there, so that nothing has to be tidied up, for users without a `/run` neither.
+//! that are bound go there, so that nothing has to be tidied up, for users without a `/run` neither. The
+//! record of the grant is with the wrapper's, under the identifier alone, since podman has no state
+//! folder to tell here; the `poststop` hook that is added takes it away.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -14,15 +16,15 @@ use super::super::admit::{Candidate, Station, admit};
 use super::super::container::{ambiguous, annotations};
 use super::super::create;
 use super::super::document::DocumentError;
-use super::super::ledger::{Entry, Ledger, key};
+use super::super::ledger::{Entry, Ledger, of_podman};
 use super::super::quick::{self, Look};
 use super::super::{OciError, json};
 use super::{Call, HookError};
-use crate::edit::oci::{Beside, Hook, apply};
+use crate::edit::oci::{Beside, apply};
 use crate::grant::{Grant, Outcome};
 use crate::policy;
 use crate::records::{PodName, Record, Verdict, seconds_since_1970};
-use crate::request::{CarrierPath, Request, mentions_us};
+use crate::request::{CarrierPath, mentions_us};
 
 /// The bundle, which is where podman starts the hook.
 const BUNDLE: &str = ".";
@@ -95,49 +97,51 @@ fn edit(call: &Call<'_>, text: &[u8]) -> Result<Option<Vec<u8>>, OciError> {
             for warning in &grant.warnings {
                 call.warn(&format!("container {id}: {warning}"));
             }
-            let mut hooks = Vec::new();
-            if grant.smc.is_some() {
-                let record = Record {
-                    id: id.clone(),
-                    name: admission.container.name.clone(),
-                    pod: PodName::new(&admission.container.pod, &admission.container.pod.uid),
-                    runtime: "podman's hooks".to_owned(),
-                    at: seconds_since_1970(),
-                    verdict: Verdict::Granted { grant: grant.clone() },
-                };
-                hooks = remember(call, record, &folder, admission.request)?;
-            }
-            give(value, &grant, &folder, &hooks).map(Some)
+            let record = Record {
+                id: id.clone(),
+                name: admission.container.name.clone(),
+                pod: PodName::new(&admission.container.pod, &admission.container.pod.uid),
+                runtime: "podman's hooks".to_owned(),
+                at: seconds_since_1970(),
+                verdict: Verdict::Granted { grant: grant.clone() },
+            };
+            let late = grant.smc.is_some();
+            let entry = Entry {
+                record,
+                bundle: folder.clone(),
+                request: admission.request.filter(|_| late),
+                limits: Vec::new(),
+            };
+            let user = station.user_namespace || !nix::unistd::geteuid().is_root();
+            let ledger = Ledger::of(call.surroundings, user);
+            give(call, value, &grant, &folder, (ledger, entry)).map(Some)
         }
     }
 }
 
-/// Puts down what a container was granted that only can be given when its namespaces are there; the
-/// hooks that do so. The rest of a grant needs no record here.
-fn remember(
-    call: &Call<'_>,
-    record: Record,
-    folder: &Path,
-    request: Option<Box<Request>>,
-) -> Result<Vec<Hook>, OciError> {
-    let key = key(None, record.id.as_ref());
-    let ledger = Ledger::of(call.surroundings, false);
-    let entry = Entry { record, bundle: folder.to_owned(), request, limits: Vec::new() };
-    ledger.prepare()?;
-    ledger.write(&key, &entry)?;
-    let hooks = create::hooks(&call.surroundings.roots, &ledger.path(&key)?, true);
-    if hooks.is_empty() {
-        return Err(OciError::Refused { sentence: create::NO_HOOK.to_owned() });
-    }
-    Ok(hooks)
-}
-
+/// Writes the grant into the document, and puts it down: for `inspect`, for the wrapper where it is the
+/// runtime, and for hooks that have something to do once there are namespaces. Only these cannot do
+/// without the record.
 fn give(
+    call: &Call<'_>,
     mut value: Value,
     grant: &Grant,
     folder: &Path,
-    hooks: &[Hook],
+    (ledger, mut entry): (Ledger, Entry),
 ) -> Result<Vec<u8>, OciError> {
+    let late = grant.smc.is_some();
+    let key = of_podman(entry.record.id.as_ref());
+    let hooks = match ledger.prepare().and_then(|()| ledger.path(&key)) {
+        Ok(path) => create::hooks(&call.surroundings.roots, &path, late),
+        Err(problem) if late => return Err(problem.into()),
+        Err(problem) => {
+            call.warn(&create::unrecorded(&problem));
+            Vec::new()
+        }
+    };
+    if late && hooks.is_empty() {
+        return Err(OciError::Refused { sentence: create::NO_HOOK.to_owned() });
+    }
     let mut files = Vec::with_capacity(grant.files.len());
     if !grant.files.is_empty() {
         let ledger = Ledger::at(folder.join("rdma-ctk"));
@@ -147,10 +151,19 @@ fn give(
         }
     }
     let path = || "the document".into();
-    apply(&mut value, grant, Beside { files: &files, hooks })
+    apply(&mut value, grant, Beside { files: &files, hooks: &hooks })
         .map_err(|source| DocumentError::Shape { path: path(), source })?;
     let text = serde_json::to_vec(&value)
         .map_err(|problem| DocumentError::Syntax { path: path(), source: problem.into() })?;
+    // Without a hook nobody would take the record away.
+    if !hooks.is_empty() {
+        entry.limits = value["process"]["rlimits"].as_array().cloned().unwrap_or_default();
+        match ledger.write(&key, &entry) {
+            Ok(()) => {}
+            Err(problem) if late => return Err(problem.into()),
+            Err(problem) => call.warn(&create::unrecorded(&problem)),
+        }
+    }
     Ok(text)
 }
 
