@@ -116,6 +116,16 @@ def with_the_wrapper_too_it_is_given_once(node):
     equal(out.count("NCCL_IB_HCA="), 1, "the number of lists")
 
 
+def with_the_wrapper_too_exec_sessions_have_all_of_it(node):
+    """The hook's grant is on record, so that the wrapper completes sessions; it goes at the end."""
+    folder = "/run/rdma-ctk/wrapper/containers"
+    with engines.podman("/usr/bin/rdma-ctk-runtime").start(ASKS) as container:
+        contains(container.sh(LOOK), "NCCL_IB_HCA==rxe0:1\n", "unlimited\n")
+        equal(len(os.listdir(folder)), 1, "the number of records")
+        contains(command("rdma-ctk", "inspect"), "podman's hooks", "rxe0")
+    equal(os.listdir(folder), [], "the records that are left")
+
+
 def with_the_wrapper_instead_exec_sessions_have_all_of_it(node):
     os.makedirs("/run/no-hooks", exist_ok=True)
     engine = engines.podman("/usr/bin/rdma-ctk-runtime")
@@ -144,6 +154,7 @@ CASES = [
     a_node_that_the_user_may_not_open_is_refused_with_its_mode,
     the_systems_own_hooks_still_run,
     with_the_wrapper_too_it_is_given_once,
+    with_the_wrapper_too_exec_sessions_have_all_of_it,
     with_the_wrapper_instead_exec_sessions_have_all_of_it,
     undone_it_is_as_before,
 ]

@@ -91,6 +91,9 @@ pub enum Error {
         /// As typed.
         path: PathBuf,
     },
+    /// A document that the wrapper would refuse.
+    #[error(transparent)]
+    Bundle(#[from] explain::BundleError),
     /// The answer cannot be written in the format asked for.
     #[error(transparent)]
     Format(#[from] output::FormatError),

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 
 pub use enter::Namespace;
-pub use pod::{Detail, Settled, gid_value, pod_network, pod_view, pod_view_by};
+pub use pod::{Detail, Settled, gid_value, is_bare, pod_network, pod_view, pod_view_by};
 
 use crate::netlink;
 

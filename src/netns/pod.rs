@@ -87,6 +87,17 @@ pub fn pod_network(
     settle(roots, &Namespace::open(roots, path)?, node, patience, Detail::Everything)
 }
 
+/// Whether nothing but the loopback is in the namespace at `path`: no engine has set up a network there.
+///
+/// # Errors
+/// When it cannot be opened, entered or read.
+pub fn is_bare(roots: &Roots, path: &Path) -> Result<bool, Error> {
+    let namespace = Namespace::open(roots, path)?;
+    let told = |source| Error::Netlink { path: path.to_owned(), source };
+    let inside = namespace.run(|| Socket::<Route>::open()?.interfaces())?.map_err(told)?;
+    Ok(inside.iter().all(|interface| interface.link.name == "lo"))
+}
+
 /// An address as a GID holds it.
 pub fn gid_value(address: IpAddr) -> Ipv6Addr {
     match address {

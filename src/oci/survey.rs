@@ -22,9 +22,7 @@ use crate::inventory::{
     self, Focus, Hca, Home, LinkLayer, NetnsMode, Node, NodeType, PodView, Role, cgroup,
     rdma_netlink,
 };
-use crate::netlink::Socket;
-use crate::netlink::route::Route;
-use crate::netns::{Detail, Namespace, gid_value, pod_view_by};
+use crate::netns::{Detail, gid_value, is_bare, pod_view_by};
 use crate::policy::Policy;
 use crate::request::{
     Carrier, Container, Devices, EnvFamily, NodeKind, NumaMode, Request, RequestError, Requirement,
@@ -127,11 +125,7 @@ pub(super) fn with_network(
     namespace: &Path,
     patience: Duration,
 ) -> Result<Option<Outcome>, String> {
-    let inside = Namespace::open(roots, namespace)
-        .and_then(|namespace| namespace.run(|| Socket::<Route>::open()?.interfaces()))
-        .map_err(|error| error.to_string())?
-        .map_err(|error| error.to_string())?;
-    if inside.iter().all(|interface| interface.link.name == "lo") {
+    if is_bare(roots, namespace).map_err(|error| error.to_string())? {
         return Ok(None);
     }
     // Adapters are settled; a count would spread over those that were read.

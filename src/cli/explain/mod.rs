@@ -1,5 +1,6 @@
 //! `rdma-ctk explain`: what a container would get, and why, without running it.
 
+mod bundle;
 mod manifest;
 mod show;
 #[cfg(test)]
@@ -29,10 +30,12 @@ use crate::inventory::{Hca, Interface, Node, PodNetwork, PodView, PortGids};
 use crate::nri::container::{self, Network, RuntimeLimits, parent_cpus};
 use crate::nri::proto::User;
 use crate::nri::version::Runtime;
+use crate::oci::admit::Station;
 use crate::policy::{self, OnRefusal, Policy};
-use crate::request::{NetnsRequest, Pod, Request, SmcMethod, slips};
+use crate::request::{CarrierPath, NetnsRequest, Pod, Request, SmcMethod, slips};
 use crate::roots::Roots;
 use crate::smc;
+pub use bundle::BundleError;
 pub use manifest::{ManifestError, Subject};
 pub use show::reasons;
 
@@ -46,7 +49,8 @@ asks is somebody else's to serve), 4 at least one container is refused";
 
 /// What the help says of the two ways to call it.
 const USAGE: &str = "rdma-ctk explain [OPTIONS] <FILE>
-       rdma-ctk explain [OPTIONS] -a KEY=VALUE [-a KEY=VALUE]...";
+       rdma-ctk explain [OPTIONS] -a KEY=VALUE [-a KEY=VALUE]...
+       rdma-ctk explain [OPTIONS] --bundle <FOLDER|CONFIG.JSON>";
 
 /// Tell what a pod's containers would get, and why
 #[derive(Debug, Args)]
@@ -54,8 +58,21 @@ const USAGE: &str = "rdma-ctk explain [OPTIONS] <FILE>
 pub struct ExplainArgs {
     /// Manifest of a pod, or of something that makes pods (- for standard input); none is needed
     /// with -a
-    #[arg(value_name = "FILE", required_unless_present = "annotations")]
+    #[arg(value_name = "FILE", required_unless_present_any = ["annotations", "bundle"])]
     file: Option<PathBuf>,
+    /// An OCI bundle, or its config.json: what the runtime wrapper would make of it
+    #[arg(
+        long,
+        value_name = "FOLDER|CONFIG.JSON",
+        conflicts_with_all = [
+            "file", "annotations", "container", "namespace", "runtime_handler", "user",
+            "host_network", "addresses", "variables", "cpus", "runtime",
+        ]
+    )]
+    bundle: Option<PathBuf>,
+    /// With --bundle: what podman's precreate hook would make of it
+    #[arg(long, requires = "bundle")]
+    hook: bool,
     #[command(flatten)]
     view: ViewArgs,
     /// An annotation, over those of the manifest; without one, all that is known of the pod
@@ -155,14 +172,21 @@ pub struct Explanation {
 /// The manifest, the policy or the fixture cannot be used, or standard output cannot be written.
 pub fn run(args: &ExplainArgs) -> Result<Exit, Error> {
     let trees = args.view.trees()?;
-    let node = trees.node();
     let policy = match &args.policy {
         Some(path) => policy_file(path)?,
         None => policy::load(&trees.roots)?,
     };
-    let world = World::new(args, &trees, &node, &policy);
-    let explanations: Vec<Explanation> =
-        subjects(args)?.into_iter().map(|subject| world.explain(subject)).collect();
+    let explanations: Vec<Explanation> = match &args.bundle {
+        Some(path) => {
+            let by = if args.hook { CarrierPath::Hook } else { CarrierPath::Wrapper };
+            vec![bundle::explain(&trees.roots, &policy, path, by)?]
+        }
+        None => {
+            let node = trees.node();
+            let world = World::new(args, &trees, &node, &policy);
+            subjects(args)?.into_iter().map(|subject| world.explain(subject)).collect()
+        }
+    };
     let text = match render(args.view.output, &explanations)? {
         Some(text) => text,
         None => show::describe(&explanations)?,
@@ -282,9 +306,16 @@ impl<'a> World<'a> {
         if let Some(linux) = &mut sandbox.linux {
             linux.cgroup_parent = self.pods_group().to_owned();
         }
-        let carrier = container::carrier(&self.runtime, self.limits);
-        let path = carrier.name.clone();
         let mut described = container::container(&sandbox, &subject, &self.runtime, self.limits);
+        let wrapped = self.policy.wrapper_handlers.contains(&sandbox.runtime_handler);
+        let carrier = if wrapped {
+            let station = bundle::station(self.roots, CarrierPath::Wrapper);
+            let of_runtime = Station { limits: self.limits, ..station };
+            of_runtime.carrier(&described)
+        } else {
+            container::carrier(&self.runtime, self.limits)
+        };
+        let path = carrier.name.clone();
         described.parent_cpus = parent_cpus(self.roots, &sandbox, &subject).unwrap_or_default();
         let pod = described.pod.clone();
         let read = Request::read(&sandbox.annotations, described, carrier, self.policy, self.node);
@@ -307,6 +338,7 @@ impl<'a> World<'a> {
             Err(error) => (Vec::new(), self.refused(&pod, Refusal { sentence: error.to_string() })),
         };
         let adjustment = match &decision {
+            Outcome::Granted(grant) if wrapped => Some(show::tidy(&bundle::added(grant))),
             Outcome::Granted(grant) => {
                 let store = records::Store::new(self.roots);
                 let files: Vec<String> = grant

@@ -168,3 +168,65 @@ fn arguments_are_checked() {
     assert!(pair("a=b=c").is_ok_and(|(_, value)| value == "b=c"));
     assert!(pair("=b").is_err() && pair("a").is_err());
 }
+
+/// A machine, with a bundle in it whose document is that.
+fn bundle(document: &serde_json::Value) -> (tempfile::TempDir, Roots, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("integration/fixtures");
+    let tree = fixtures.join("erdma-iwarp.tree");
+    crate::inventory::fixture::unpack(&tree, folder.path()).unwrap();
+    let bundle = folder.path().join("c1");
+    fs::create_dir(&bundle).unwrap();
+    fs::write(bundle.join("config.json"), serde_json::to_vec(document).unwrap()).unwrap();
+    let roots = Roots::below(folder.path());
+    (folder, roots, bundle)
+}
+
+#[test]
+fn a_bundle_is_explained_by_the_way_that_the_wrapper_goes() {
+    let document = |annotations: &[(&str, &str)]| {
+        let annotations: serde_json::Map<String, Value> =
+            annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect();
+        serde_json::json!({
+            "annotations": annotations,
+            "process": { "args": ["app"], "user": { "uid": 1000 } },
+            "linux": { "namespaces": [{ "type": "network" }] },
+        })
+    };
+    let all = ("devices.rdma-ctk.io", "all");
+    let rawio = ("capabilities.rdma-ctk.io", "SYS_RAWIO");
+    let open = "[default]\ncapabilities = [\"SYS_RAWIO\"]\n";
+    for (annotations, policy, by, part) in [
+        (&[all, rawio][..], open, CarrierPath::Wrapper, "\"CAP_SYS_RAWIO\""),
+        (&[all, rawio], open, CarrierPath::Hook, "\"CAP_SYS_RAWIO\""),
+        (&[all, rawio], "", CarrierPath::Wrapper, "\"sentence\""),
+        (&[all], "", CarrierPath::Wrapper, "opens for SYS_RAWIO only, which no path but"),
+        (&[], "", CarrierPath::Wrapper, "NotAsked"),
+        (
+            &[all, ("io.kubernetes.cri.container-type", "sandbox")],
+            "",
+            CarrierPath::Wrapper,
+            "the sandbox of a pod",
+        ),
+    ] {
+        let (_folder, roots, bundle) = bundle(&document(annotations));
+        let policy = Policy::from_toml(policy).unwrap();
+        for path in [bundle.clone(), bundle.join("config.json")] {
+            let told = bundle::explain(&roots, &policy, &path, by).unwrap();
+            let text = format!("{} {:?}", serde_json::to_string(&told).unwrap(), told.decision);
+            assert!(text.contains(part), "{annotations:?} {policy:?}: {text}");
+            let asks = annotations.first() == Some(&all);
+            let granted = matches!(told.decision, Outcome::Granted(_));
+            assert_eq!(granted, told.adjustment.is_some());
+            assert!(!granted || asks && text.contains("/dev/infiniband/uverbs0"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn what_the_wrapper_refuses_to_read_is_not_explained() {
+    let (_folder, roots, path) = bundle(&serde_json::json!({ "Process": {} }));
+    let told = bundle::explain(&roots, &Policy::default(), &path, CarrierPath::Wrapper);
+    let error = told.err().unwrap().to_string();
+    assert!(error.contains("config.json") && error.contains("only in case"), "{error}");
+}
