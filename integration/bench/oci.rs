@@ -115,6 +115,8 @@ fn build(target: &str) -> Fallible<PathBuf> {
     let status = Command::new(cargo)
         .args(words)
         .args(["--target", target, "--", "-Ctarget-feature=+crt-static"])
+        // As it is shipped: see xtask.
+        .arg("-Crelocation-model=static")
         .status()?;
     if !status.success() {
         return Err("the wrapper cannot be built".into());
@@ -144,21 +146,38 @@ fn compile(folder: &Path, target: &str, name: &str, source: &str) -> Fallible<()
 enum Asks {
     Nothing,
     OneAdapter,
+    /// The same in the host's network, so that the adapter's GID table is read.
+    OnTheHost,
+}
+
+impl Asks {
+    const ALL: [Self; 3] = [Self::Nothing, Self::OneAdapter, Self::OnTheHost];
+
+    /// Its document in [`Rig::documents`].
+    const fn place(self) -> usize {
+        self as usize
+    }
 }
 
 /// The bundle, and the programs.
 struct Rig {
     folder: PathBuf,
     bundle: PathBuf,
+    /// Where runc keeps what it knows.
+    state: PathBuf,
     wrapper: PathBuf,
     runc: PathBuf,
-    /// The documents without and with the annotation.
-    documents: [Vec<u8>; 2],
+    /// The documents, in the order of [`Asks::ALL`].
+    documents: Vec<Vec<u8>>,
 }
 
 fn inside(folder: &Path, wrapper: &Path) -> Fallible<()> {
-    cover(folder)?;
-    let bundle = folder.join("bundle");
+    // As sysfs, and the bundles and state folders of engines: in memory.
+    let memory = folder.join("memory");
+    fs::create_dir(&memory)?;
+    run(Command::new("mount").args(["-t", "tmpfs", "-o", "mode=755", "tmpfs"]).arg(&memory))?;
+    cover(&memory)?;
+    let bundle = memory.join("bundle");
     fs::create_dir_all(bundle.join("rootfs/bin"))?;
     fs::copy(folder.join("ends"), bundle.join("rootfs/bin/ends"))?;
     let runc = ["/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/local/bin/runc"];
@@ -166,9 +185,10 @@ fn inside(folder: &Path, wrapper: &Path) -> Fallible<()> {
     let runc = runc.ok_or("there is no runc")?.to_owned();
     run(Command::new(&runc).arg("spec").current_dir(&bundle))?;
     let spec = fs::read(bundle.join("config.json"))?;
-    let documents = [document(&spec, Asks::Nothing)?, document(&spec, Asks::OneAdapter)?];
-    let (folder, wrapper) = (folder.to_owned(), wrapper.to_owned());
-    let rig = Rig { folder, bundle, wrapper, runc, documents };
+    let documents = Asks::ALL.into_iter().map(|asks| document(&spec, asks));
+    let documents = documents.collect::<Fallible<Vec<_>>>()?;
+    let (folder, wrapper, state) = (folder.to_owned(), wrapper.to_owned(), memory.join("state"));
+    let rig = Rig { folder, bundle, state, wrapper, runc, documents };
 
     if let Some(command) = std::env::var_os("RDMA_CTK_PROFILE") {
         return rig.profile(&command);
@@ -227,7 +247,11 @@ fn document(spec: &[u8], asks: Asks) -> Fallible<Vec<u8>> {
     document["process"]["args"] = json!(["/bin/ends"]);
     let mut annotations = serde_json::Map::new();
     annotations.insert("io.kubernetes.cri.container-type".into(), json!("container"));
-    if asks == Asks::OneAdapter {
+    if asks == Asks::OnTheHost {
+        let namespaces = document["linux"]["namespaces"].as_array_mut();
+        namespaces.ok_or("runc's document has no namespaces")?.retain(|ns| ns["type"] != "network");
+    }
+    if asks != Asks::Nothing {
         annotations.insert("devices.rdma-ctk.io".into(), json!(ADAPTER));
         // This machine has not the CPUs of the fixture.
         annotations.insert("numa.rdma-ctk.io".into(), json!("off"));
@@ -265,9 +289,9 @@ impl Rig {
     /// Puts the document in place and calls a program with it; how long it took.
     fn call(&self, program: &Path, asks: Asks) -> Fallible<Duration> {
         let config = self.bundle.join("config.json");
-        fs::write(&config, &self.documents[usize::from(asks == Asks::OneAdapter)])?;
+        fs::write(&config, &self.documents[asks.place()])?;
         let mut command = Command::new(program);
-        command.arg("--root").arg(self.folder.join("state")).args(["create", "--bundle"]);
+        command.arg("--root").arg(&self.state).args(["create", "--bundle"]);
         command.arg(&self.bundle).arg("bench");
         // Who waits for a pipe's end would wait for the container.
         let errors = fs::File::create(self.folder.join("errors"))?;
@@ -281,7 +305,7 @@ impl Rig {
         }
         let document = fs::read_to_string(config)?;
         let edited = document.contains("/dev/infiniband/uverbs");
-        let wants = asks == Asks::OneAdapter && program == self.wrapper;
+        let wants = asks != Asks::Nothing && program == self.wrapper;
         if edited != wants {
             return Err(format!("{}: the document is edited: {edited}", program.display()).into());
         }
@@ -321,20 +345,32 @@ impl Rig {
 
     /// `runc create`.
     fn creates(&self) -> Fallible<()> {
-        let state = self.folder.join("state");
         self.in_turn(
             &[
                 ("`create`, runc", &self.runc, Asks::Nothing, None),
                 ("wrapper, did not ask", &self.wrapper, Asks::Nothing, Some(1.08)),
                 ("wrapper, one adapter", &self.wrapper, Asks::OneAdapter, Some(1.15)),
+                ("the same on the host's network", &self.wrapper, Asks::OnTheHost, None),
             ],
             CREATES,
-            || {
-                let mut delete = Command::new(&self.runc);
-                delete.arg("--root").arg(&state).args(["delete", "--force", "bench"]);
-                run(delete.stdin(Stdio::null()))
-            },
+            || self.delete(),
         )
+    }
+
+    /// `runc delete`. The container's group is busy for a moment after its last process.
+    fn delete(&self) -> Fallible<()> {
+        let mut last = String::new();
+        for _ in 0..100 {
+            let mut delete = Command::new(&self.runc);
+            delete.arg("--root").arg(&self.state).args(["delete", "--force", "bench"]);
+            let done = delete.stdin(Stdio::null()).output()?;
+            if done.status.success() {
+                return Ok(());
+            }
+            last = String::from_utf8_lossy(&done.stderr).into_owned();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err(format!("runc delete: {last}").into())
     }
 
     /// The wrapper alone: the runtime ends at once.
@@ -345,6 +381,7 @@ impl Rig {
                 ("a program that only executes one that ends", &executes, Asks::Nothing, None),
                 ("wrapper, did not ask", &self.wrapper, Asks::Nothing, Some(1.5)),
                 ("wrapper, one adapter", &self.wrapper, Asks::OneAdapter, Some(3.0)),
+                ("the same on the host's network", &self.wrapper, Asks::OnTheHost, None),
             ],
             CALLS,
             || Ok(()),
@@ -366,15 +403,13 @@ impl Rig {
             ("a program that only executes", &executes, Asks::Nothing),
             ("wrapper, did not ask", &self.wrapper, Asks::Nothing),
             ("wrapper, one adapter", &self.wrapper, Asks::OneAdapter),
+            ("the same on the host's network", &self.wrapper, Asks::OnTheHost),
         ] {
-            fs::write(
-                self.bundle.join("config.json"),
-                &self.documents[usize::from(asks == Asks::OneAdapter)],
-            )?;
+            fs::write(self.bundle.join("config.json"), &self.documents[asks.place()])?;
             let output = Command::new(self.folder.join("weighs"))
                 .arg(program)
                 .arg("--root")
-                .arg(self.folder.join("state"))
+                .arg(&self.state)
                 .args(["create", "--bundle"])
                 .arg(&self.bundle)
                 .arg("bench")

@@ -187,7 +187,9 @@ impl Keeper<'_> {
         } else if let Err(problem) = prepared {
             self.reporter.warn(&format!("the grant is not on record: {problem}"));
         }
-        let late = (entry.request.is_some() && !files.is_empty()) || grant.smc.is_some();
+        // A network that no hook makes is made by nobody before the program runs.
+        let awaited = entry.request.is_some() && !files.is_empty() && has_early_hooks(&value);
+        let late = awaited || grant.smc.is_some();
         let hooks = self.hooks(&surroundings.roots, late);
         if grant.smc.is_some() && hooks.is_empty() {
             return Err(OciError::Refused { sentence: NO_HOOK.to_owned() });
@@ -247,6 +249,14 @@ impl Keeper<'_> {
 
 pub(super) fn unrecorded(problem: &RecordError) -> String {
     format!("what was decided is not on record, and exec sessions will lack it: {problem}")
+}
+
+/// Whether the document has hooks that run once there are namespaces, which is where engines set up
+/// networks that they do not hand over by path.
+fn has_early_hooks(document: &Value) -> bool {
+    ["prestart", "createRuntime"]
+        .iter()
+        .any(|stage| document["hooks"][stage].as_array().is_some_and(|hooks| !hooks.is_empty()))
 }
 
 /// Hooks of ours for the container with that record: `poststop`, and `createRuntime` where something is

@@ -194,6 +194,14 @@ fn c85_a_network_that_comes_later_is_filled_in_by_a_hook_behind_the_engines() {
     let text = fs::read_to_string(conf["source"].as_str().unwrap()).unwrap();
     assert!(text.contains("NCCL_IB_HCA==rxe0:1"), "{text}");
     assert!(!text.contains("GID_INDEX"), "{text}");
+    // Where no hook of the engine makes a network there is none to be told.
+    let bare = {
+        let mut document = document.clone();
+        document["hooks"] = json!({});
+        document
+    };
+    let (edited, _) = rig.edit(&bare).unwrap();
+    assert_eq!(edited["hooks"].as_object().unwrap().keys().collect::<Vec<_>>(), ["poststop"]);
     // One whose network is there needs nothing of the kind.
     let host = {
         let mut document = document.clone();
