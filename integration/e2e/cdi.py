@@ -63,6 +63,24 @@ def a_rootless_container_has_the_nodes_and_its_users_limit(node):
     contains(out, "100 iters in", "uverbs0\n")
 
 
+def c93_an_image_without_a_provider_takes_the_nodes_when_asked_for(node):
+    """An empty folder stands where the image has its providers."""
+    os.makedirs("/run/nothing", exist_ok=True)
+    for name in ("nerdctl", "podman_crun", "docker"):
+        engine = node.engines[name]
+        hidden = "--volume=/run/nothing:/usr/lib/x86_64-linux-gnu/libibverbs"
+        command("rdma-ctk", "cdi", "generate")
+        without = engine.run(f"{DEVICE}rxe0", hidden, script="ibv_devinfo")
+        expect(without.status != 0, f"{name}: without a provider it works")
+        command("rdma-ctk", "cdi", "generate", "--with-libs")
+        command("rdma-ctk", "cdi", "validate", "--with-libs")
+        out = engine.run(f"{DEVICE}rxe0", f"{DEVICE}all", hidden, script=LOOK + PINGPONG).good()
+        contains(out, "100 iters in", "unlimited\n")
+        # Beside the image's own it is not in the way.
+        contains(engine.run(f"{DEVICE}rxe0", "--user=1000", script=PINGPONG).good(), "100 iters in")
+    command("rdma-ctk", "cdi", "generate")
+
+
 def a_pod_gets_it_by_its_containers_names(node):
     container = Pod("cdi").run("main", cdi=["rdma-ctk.io/hca=rxe0"])
     contains(container.sh("ibv_devinfo"), "PORT_ACTIVE")
@@ -120,6 +138,7 @@ CASES = [
     *refuses_what_there_is_not,
     two_names_of_one_adapter_do_not_overwrite_each_other,
     a_rootless_container_has_the_nodes_and_its_users_limit,
+    c93_an_image_without_a_provider_takes_the_nodes_when_asked_for,
     a_pod_gets_it_by_its_containers_names,
     the_file_follows_the_node,
     what_is_listed_is_valid_and_duplicates_are_found,

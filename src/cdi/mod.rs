@@ -6,6 +6,7 @@
 
 mod folder;
 mod judge;
+mod libraries;
 mod watch;
 
 use std::fs::{self, OpenOptions, Permissions};
@@ -114,11 +115,24 @@ pub fn path(roots: &Roots) -> PathBuf {
 pub fn made(roots: &Roots, node: &Node, policy: &Policy) -> Result<Made, KeepError> {
     let path = path(roots);
     let hook = policy.cdi.hook.as_deref();
+    let (libraries, missing) =
+        if policy.cdi.libraries { libraries::of(roots, node) } else { Default::default() };
     // Elsewhere the program is not where the path says.
     if let Some(hook) = hook.filter(|hook| roots.is_live() && !Path::new(hook).is_file()) {
         return Err(KeepError::NoHook { path, hook: hook.to_owned() });
     }
-    cdi::spec(node, policy, hook).map_err(|source| KeepError::Hole { path, source })
+    let mut made = cdi::spec(node, policy, hook, &libraries)
+        .map_err(|source| KeepError::Hole { path, source })?;
+    made.notes.extend(missing);
+    Ok(made)
+}
+
+/// Puts down the files that a specification binds into containers and that are ours.
+///
+/// # Errors
+/// One cannot be written.
+pub fn accompany(roots: &Roots, spec: &Spec) -> Result<(), KeepError> {
+    libraries::write(roots, spec).map_err(|(path, source)| KeepError::Io { path, source })
 }
 
 /// Brings the file up to date: written where it differs, taken away where there is no adapter.
@@ -147,6 +161,7 @@ pub fn keep(roots: &Roots, node: &Node, policy: &Policy) -> Result<Kept, KeepErr
             flaw => notes.push(flaw.to_string()),
         }
     }
+    accompany(roots, &spec)?;
     let done = if write(&path, &spec)? { Done::Written(spec.devices.len()) } else { Done::Same };
     Ok(Kept { path, done, notes })
 }

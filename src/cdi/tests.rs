@@ -46,6 +46,14 @@ impl Machine {
         keep(&self.roots, &self.node, &Policy::default())
     }
 
+    /// The mounts of the last device that is written under a policy, and what is noted.
+    fn mounts(&self, policy: &Policy) -> (Vec<(String, String)>, Vec<String>) {
+        let kept = keep(&self.roots, &self.node, policy).unwrap();
+        let spec: Spec = serde_json::from_slice(&fs::read(kept.path).unwrap()).unwrap();
+        let mounts = spec.devices.last().unwrap().container_edits.mounts.iter();
+        (mounts.map(|m| (m.host_path.clone(), m.container_path.clone())).collect(), kept.notes)
+    }
+
     fn judge(&self) -> Vec<String> {
         let flaws = judge(&self.roots, &self.node, &Policy::default(), &path(&self.roots));
         let root = self.folder.path().to_str().unwrap();
@@ -80,6 +88,41 @@ fn c79_the_file_follows_the_node() {
     machine.node.hcas.clear();
     assert_eq!(machine.keep().unwrap().done, Done::Removed);
     assert!(!path(&machine.roots).exists());
+}
+
+#[test]
+fn c93_the_nodes_provider_comes_when_asked_for_and_hides_nothing() {
+    let machine = Machine::new(2);
+    let folder = "usr/lib/x86_64-linux-gnu/libibverbs";
+    for name in ["libmlx5-rdmav34.so", "libefa-rdmav34.so", "libmlx5-rdmavx.so", "libmlx5.so.1"] {
+        machine.other(&format!("{folder}/{name}"), "");
+    }
+    assert_eq!(machine.mounts(&Policy::default()), (vec![], vec![]));
+    let driver = machine.roots.run.join("cdi/rdma-ctk.io-mlx5.driver");
+    assert!(!driver.exists());
+
+    let policy = Policy::from_toml("cdi.libraries = true").unwrap();
+    let pair = |host: &str, inside: &str| (host.to_owned(), inside.to_owned());
+    let mounts = [
+        pair(&format!("/{folder}/libmlx5-rdmav34.so"), "/usr/lib/rdma-ctk/libmlx5-rdmav34.so"),
+        pair("/run/cdi/rdma-ctk.io-mlx5.driver", "/etc/libibverbs.d/rdma-ctk.io-mlx5.driver"),
+    ];
+    assert_eq!(machine.mounts(&policy), (mounts.to_vec(), vec![]));
+    assert_eq!(fs::read_to_string(&driver).unwrap(), "driver /usr/lib/rdma-ctk/libmlx5\n");
+    assert_eq!(fs::metadata(&driver).unwrap().mode() & 0o777, 0o444, "everybody may read it");
+    assert_eq!(judge(&machine.roots, &machine.node, &policy, &path(&machine.roots)), []);
+    // One that is gone is written again.
+    fs::remove_file(&driver).unwrap();
+    machine.mounts(&policy);
+    assert!(driver.exists());
+
+    let mut other = Machine::new(1);
+    other.node.hcas[0].driver = crate::inventory::Driver("ionic".into());
+    let (mounts, notes) = other.mounts(&policy);
+    assert_eq!(mounts, []);
+    assert!(notes[0].contains("no provider for ionic (libionic-rdmav*.so)"), "{notes:?}");
+    other.node.hcas[0].driver = crate::inventory::Driver("../x".into());
+    assert_eq!(other.mounts(&policy), (vec![], vec![]));
 }
 
 #[test]

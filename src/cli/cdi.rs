@@ -71,6 +71,9 @@ struct NodeArgs {
     /// Policy file [default: /etc/rdma-ctk/config.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Bind the node's own providers of libibverbs too, as with [cdi] libraries = true in the policy
+    #[arg(long)]
+    with_libs: bool,
 }
 
 impl NodeArgs {
@@ -79,10 +82,12 @@ impl NodeArgs {
     }
 
     fn policy(&self, trees: &Trees) -> Result<Policy, Error> {
-        match &self.config {
-            Some(path) => policy_file(path),
-            None => Ok(policy::load(&trees.roots)?),
-        }
+        let mut policy = match &self.config {
+            Some(path) => policy_file(path)?,
+            None => policy::load(&trees.roots)?,
+        };
+        policy.cdi.libraries |= self.with_libs;
+        Ok(policy)
     }
 }
 
@@ -117,6 +122,9 @@ fn generate(args: &GenerateArgs) -> Result<Exit, Error> {
     let spec = made.spec.ok_or(Error::NoCdiDevice)?;
     match &args.output {
         Some(path) if !stdout => {
+            if trees.roots.is_live() {
+                cdi::accompany(&trees.roots, &spec)?;
+            }
             cdi::write(path, &spec)?;
             print(&format!("{}: {} devices\n", path.display(), spec.devices.len()))?;
         }

@@ -72,6 +72,9 @@ pub struct Edits {
     /// Device nodes to add.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
+    /// Files of the node to bind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
     /// Hooks to run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
@@ -79,7 +82,27 @@ pub struct Edits {
 
 impl Edits {
     fn is_nothing(&self) -> bool {
-        self.device_nodes.is_empty() && self.hooks.is_empty()
+        self.device_nodes.is_empty() && self.mounts.is_empty() && self.hooks.is_empty()
+    }
+}
+
+/// A file of the node, bound into the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Mount {
+    /// Path on the node.
+    pub host_path: String,
+    /// Path in the container.
+    pub container_path: String,
+    /// As of mount(8).
+    pub options: Vec<String>,
+}
+
+impl Mount {
+    /// One that the container cannot write to.
+    pub fn read_only(host_path: String, container_path: String) -> Self {
+        let options = ["ro", "nosuid", "nodev", "bind"].map(str::to_owned).to_vec();
+        Self { host_path, container_path, options }
     }
 }
 
@@ -141,12 +164,18 @@ pub enum CdiError {
 }
 
 /// The specification of a node. `hook`: the program that a container's start is to run, on the
-/// host; `None`: the locked-memory limit and nccl.conf are left alone.
+/// host; `None`: the locked-memory limit and nccl.conf are left alone. `libraries`: what comes with
+/// adapters of a driver.
 ///
 /// # Errors
 /// An adapter that could be given lacks a device node: no specification is better than one that
 /// starts containers without what they name.
-pub fn spec(node: &Node, policy: &Policy, hook: Option<&str>) -> Result<Made, CdiError> {
+pub fn spec(
+    node: &Node,
+    policy: &Policy,
+    hook: Option<&str>,
+    libraries: &BTreeMap<String, Vec<Mount>>,
+) -> Result<Made, CdiError> {
     let mut notes = Vec::new();
     let mut devices: Vec<Device> = Vec::new();
     let mut taken: BTreeSet<String> = BTreeSet::from([ALL.to_owned()]);
@@ -169,7 +198,7 @@ pub fn spec(node: &Node, policy: &Policy, hook: Option<&str>) -> Result<Made, Cd
                     continue;
                 }
             };
-        let edits = edits(node, &grant)?;
+        let edits = edits(node, &grant, libraries)?;
         if !is_device_name(&hca.name) {
             notes.push(format!("{:?} cannot be the name of a CDI device", hca.name));
         } else if !add(hca.name.clone(), &edits, &mut devices) {
@@ -182,7 +211,7 @@ pub fn spec(node: &Node, policy: &Policy, hook: Option<&str>) -> Result<Made, Cd
     }
     match granted(node, policy, Devices::All) {
         Ok(grant) => {
-            let edits = edits(node, &grant)?;
+            let edits = edits(node, &grant, libraries)?;
             devices.push(Device { name: ALL.to_owned(), container_edits: edits });
         }
         Err(why) if !devices.is_empty() => {
@@ -293,8 +322,12 @@ fn lacks_only_its_node(node: &Node, policy: &Policy, hca: &Hca) -> bool {
     granted(&whole, policy, Devices::Select(vec![Selector::Name(hca.name.clone())])).is_ok()
 }
 
-/// The nodes of a grant, each of which `/dev` has to have.
-fn edits(node: &Node, grant: &Grant) -> Result<Edits, CdiError> {
+/// The nodes of a grant, each of which `/dev` has to have, and the libraries of its drivers.
+fn edits(
+    node: &Node,
+    grant: &Grant,
+    libraries: &BTreeMap<String, Vec<Mount>>,
+) -> Result<Edits, CdiError> {
     let all = node.hcas.iter().flat_map(|hca| &hca.uverbs).chain(&node.rdma_cm);
     let seen: BTreeMap<String, Option<u32>> = all.map(|dev| (dev.path(), dev.mode)).collect();
     let mut device_nodes = Vec::with_capacity(grant.devices.len());
@@ -305,7 +338,13 @@ fn edits(node: &Node, grant: &Grant) -> Result<Edits, CdiError> {
         }
         device_nodes.push(DeviceNode { path: device.path.clone(), permissions: "rw".into() });
     }
-    Ok(Edits { device_nodes, hooks: Vec::new() })
+    let drivers: BTreeSet<&str> = grant
+        .adapters
+        .iter()
+        .filter_map(|adapter| Some(node.hca(&adapter.name)?.driver.0.as_str()))
+        .collect();
+    let mounts = drivers.into_iter().filter_map(|driver| libraries.get(driver)).flatten();
+    Ok(Edits { device_nodes, mounts: mounts.cloned().collect(), hooks: Vec::new() })
 }
 
 /// A refusal without the annotation that nobody has typed here, and without what else there is.

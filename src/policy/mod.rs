@@ -320,11 +320,14 @@ pub struct Cdi {
     /// text in the file: none.
     #[serde(with = "parse::program")]
     pub hook: Option<String>,
+    /// Whether containers get the node's own providers of libibverbs.
+    pub libraries: bool,
 }
 
 impl Default for Cdi {
     fn default() -> Self {
-        Self { keep: false, hook: Some("/usr/bin/rdma-ctk-hook".to_owned()) }
+        let hook = Some("/usr/bin/rdma-ctk-hook".to_owned());
+        Self { keep: false, hook, libraries: false }
     }
 }
 

@@ -21,7 +21,7 @@ fn soft(name: &str, number: u32) -> Hca {
 }
 
 fn make(node: &Node) -> Made {
-    spec(node, &Policy::default(), Some(HOOK)).unwrap()
+    spec(node, &Policy::default(), Some(HOOK), &BTreeMap::new()).unwrap()
 }
 
 fn names(made: &Made) -> Vec<&str> {
@@ -58,12 +58,17 @@ fn adapters_are_named_by_kernel_and_by_pci_address() {
 fn c79_a_hole_is_an_error() {
     let mut lacking = infiniband("mlx5_1", 1);
     lacking.uverbs = None;
-    let error = spec(&node(vec![infiniband("mlx5_0", 0), lacking]), &Policy::default(), None);
+    let error = spec(
+        &node(vec![infiniband("mlx5_0", 0), lacking]),
+        &Policy::default(),
+        None,
+        &BTreeMap::new(),
+    );
     assert_eq!(error, Err(CdiError::NoUverbs { hca: "mlx5_1".into() }));
 
     let mut unmade = infiniband("mlx5_0", 0);
     unmade.uverbs.as_mut().unwrap().mode = None;
-    let error = spec(&node(vec![unmade]), &Policy::default(), None).unwrap_err();
+    let error = spec(&node(vec![unmade]), &Policy::default(), None, &BTreeMap::new()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "/dev/infiniband/uverbs0 is missing, while the kernel has the device (231:192): look at \
@@ -72,7 +77,10 @@ fn c79_a_hole_is_an_error() {
 
     let mut no_cm = node(vec![infiniband("mlx5_0", 0)]);
     no_cm.rdma_cm.as_mut().unwrap().mode = None;
-    assert!(matches!(spec(&no_cm, &Policy::default(), None), Err(CdiError::NoNode { .. })));
+    assert!(matches!(
+        spec(&no_cm, &Policy::default(), None, &BTreeMap::new()),
+        Err(CdiError::NoNode { .. })
+    ));
 }
 
 #[test]
@@ -107,7 +115,7 @@ fn policy_is_kept() {
     let policy =
         Policy::from_toml("[default]\nadapters = ['mlx5_1']\nnodes = ['uverbs']\n").unwrap();
     let node = node(vec![infiniband("mlx5_0", 0), infiniband("mlx5_1", 1)]);
-    let made = spec(&node, &policy, None).unwrap();
+    let made = spec(&node, &policy, None, &BTreeMap::new()).unwrap();
     assert_eq!(names(&made), ["mlx5_1", "0000:11:00.0", "all"]);
     let spec = made.spec.unwrap();
     assert_eq!(spec.nodes().into_iter().collect::<Vec<_>>(), ["/dev/infiniband/uverbs1"]);
@@ -146,7 +154,7 @@ proptest! {
     /// On whatever node: names that CDI takes, each once; nodes that `/dev` has; one hook.
     #[test]
     fn whatever_is_made_is_valid(inputs in inputs()) {
-        let Ok(Made { spec: Some(spec), .. }) = spec(&inputs.node, &inputs.policy, Some(HOOK)) else {
+        let Ok(Made { spec: Some(spec), .. }) = spec(&inputs.node, &inputs.policy, Some(HOOK), &BTreeMap::new()) else {
             return Ok(());
         };
         let names: BTreeSet<&str> = spec.devices.iter().map(|d| d.name.as_str()).collect();
