@@ -146,7 +146,7 @@ pub(super) fn with_network(
         PodView::Unknown { reason } | PodView::Pending { reason } => Err(reason.clone()),
         PodView::Ready(_) | PodView::Host => {
             let inventory =
-                Inventory { node: &node, pod: &view, topology: topology(policy), smc: None };
+                Inventory { node: &node, pod: &view, topology: topology(policy, roots), smc: None };
             Ok(Some(decide(&request, &inventory, policy)))
         }
     }
