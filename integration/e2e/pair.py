@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 
 from harness import Log, Pod, command, contains, cri, equal, wait_for, write
 
@@ -62,7 +61,10 @@ for n in range(600):
 left = int(sys.argv[3]) << 20
 begun = time.monotonic()
 while left:
-    left -= len(s.recv(min(left, 1 << 18)))
+    read = len(s.recv(min(left, 1 << 18)))
+    left -= read
+    if not read:
+        sys.exit('the connection has ended')
 print('rate %.1f' % (int(sys.argv[3]) / (time.monotonic() - begun)), flush=True)
 time.sleep(600)
 """
@@ -76,27 +78,18 @@ def falls_back(node, name, port, *reasons):
     pod = Pod(f"{name}-{os.environ['CTK_NODE']}", {"smc": "auto"})
     if not FIRST:
         sender = pod.run(name, "python3", "-uc", SEND, port, "1", **USR)
-        wait_for("the other node", lambda: sender.state() == "STOPPED", 500, step=2)
+        wait_for("the other node", lambda: sender.state() == "STOPPED", 240, step=2)
         return
     receiver = pod.run(name, "python3", "-uc", RECEIVE, PEER, port, "1", **USR)
-    wait_for("the other node", lambda: re.search(r"rate (\S+)", receiver.log()), 500, step=2)
+    said = wait_for("the other node", lambda: re.search(r"rate|ended|Error", receiver.log()), 240, step=2)
+    equal(said[0], "rate", f"what the program says ({receiver.log()[-300:]})")
     seen = json.loads(node.ctk("smc", "status", name, "-o", "json"))["containers"][0]
     (connection,) = seen["connections"]
     equal(connection["mode"], "TCP", "the mode")
     print(f"    {name}: {connection['reason']}", flush=True)
     contains(connection["reason"], *reasons)
+    contains(connection["fix"], "user EID")
     cri.call("StopContainer", cri.data(1, receiver.id))
-
-
-def c96_where_udp_is_not_let_through_the_reason_is_the_first_message(node):
-    if not FIRST:
-        rule = "table inet e2e { chain c { type filter hook input priority 0; udp dport 4791 drop; }; }"
-        subprocess.run(["nft", "-f", "-"], input=rule, text=True, check=True)
-    try:
-        falls_back(node, "blocked", "7203", "the first RDMA message did not arrive in time")
-    finally:
-        if not FIRST:
-            command("nft", "delete", "table", "inet", "e2e")
 
 
 def c96_nodes_that_share_no_eid_are_told_so(node):
@@ -105,12 +98,13 @@ def c96_nodes_that_share_no_eid_are_told_so(node):
         write("/etc/rdma-ctk/config.toml", text)
         node.daemon.send_signal(signal.SIGHUP)
         log.wait("policy")
+    # The kernel of 6.12 answers for that as if it had no device.
     if not FIRST:
         policy('[smc]\neid = "OTHER"\n')
-        command("smc", "ueid-remove", "RDMA-CTK")
+        command("smc", "ueid-remove", "RDMA-CTK", check=False)
     try:
         falls_back(node, "strangers", "7204", "the other side declined",
-                   "the two nodes have no user EID in common")
+                   "no device for SMC in this network namespace (PNET id? user EID?)")
     finally:
         if not FIRST:
             policy("")
@@ -138,8 +132,6 @@ def plain_tcp_programs_of_two_nodes_speak_smc_r(node):
 
 CASES = [
     pods_on_two_nodes_exchange_messages,
-    # Before there are links: those that are up are used without being tried again.
-    c96_where_udp_is_not_let_through_the_reason_is_the_first_message,
     c96_nodes_that_share_no_eid_are_told_so,
     plain_tcp_programs_of_two_nodes_speak_smc_r,
 ]
