@@ -195,11 +195,12 @@ fn a_bundle_is_explained_by_the_way_that_the_wrapper_goes() {
     };
     let all = ("devices.rdma-ctk.io", "all");
     let rawio = ("capabilities.rdma-ctk.io", "SYS_RAWIO");
-    let open = "[default]\ncapabilities = [\"SYS_RAWIO\"]\n";
+    let open =
+        "[default]\nkeys = [\"devices\", \"capabilities\"]\ncapabilities = [\"SYS_RAWIO\"]\n";
     for (annotations, policy, by, part) in [
         (&[all, rawio][..], open, CarrierPath::Wrapper, "\"CAP_SYS_RAWIO\""),
         (&[all, rawio], open, CarrierPath::Hook, "\"CAP_SYS_RAWIO\""),
-        (&[all, rawio], "", CarrierPath::Wrapper, "\"sentence\""),
+        (&[all, rawio], "", CarrierPath::Wrapper, "Refused("),
         (&[all], "", CarrierPath::Wrapper, "opens for SYS_RAWIO only, which no path but"),
         (&[], "", CarrierPath::Wrapper, "NotAsked"),
         (
