@@ -10,6 +10,7 @@ use super::output::{print, render, table};
 use super::root::ViewArgs;
 use super::smc::connections;
 use super::{Error, Exit};
+use crate::daemon::children::journal::{Lying, lying};
 use crate::daemon::links::journal::{Away, away};
 use crate::daemon::records::{self, DaemonState, PodRecord, Record, Records, Verdict};
 use crate::daemon::smc_view::{self, ContainerView};
@@ -36,6 +37,7 @@ struct Answer<'a> {
     unheard: &'a [String],
     away: &'a [Away],
     smc: &'a [ContainerView],
+    sub_interfaces: &'a [Lying],
     unreadable: Vec<String>,
 }
 
@@ -48,7 +50,8 @@ pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
     let mut records = records::read_all(&trees.roots);
     let mut unheard = doctor::unheard(&trees.roots);
     let (mut away, problems) = away(&trees.roots);
-    unheard.extend(problems);
+    let (mut lying, more) = lying(&trees.roots);
+    unheard.extend(problems.into_iter().chain(more));
     if let Some(name) = &args.name {
         records.containers.retain(|record| is_meant(name, record));
         records.pods.retain(|record| is_pod(name, &record.pod.namespace, &record.pod.name));
@@ -56,8 +59,11 @@ pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
         away.retain(|away| {
             away.adapter == *name || away.pod == *name || away.pod.ends_with(&format!("/{name}"))
         });
+        lying.retain(|child| {
+            child.adapter == *name || child.pod == *name || child.pod.ends_with(&format!("/{name}"))
+        });
         let nothing = records.containers.is_empty() && records.pods.is_empty();
-        if nothing && unheard.is_empty() && away.is_empty() {
+        if nothing && unheard.is_empty() && away.is_empty() && lying.is_empty() {
             return Err(Error::NotOnRecord { name: name.clone() });
         }
     }
@@ -69,11 +75,12 @@ pub fn run(args: &InspectArgs) -> Result<Exit, Error> {
         unheard: &unheard,
         away: &away,
         smc: &smc,
+        sub_interfaces: &lying,
         unreadable: records.unreadable.iter().map(ToString::to_string).collect(),
     };
     let text = match render(args.view.output, &answer)? {
         Some(text) => text,
-        None => describe(&records, &smc, &unheard, &away, args.name.is_some()),
+        None => describe(&records, &smc, &unheard, (&away, &lying), args.name.is_some()),
     };
     print(&text)?;
     Ok(Exit::Success)
@@ -110,7 +117,7 @@ fn describe(
     records: &Records,
     smc: &[ContainerView],
     unheard: &[String],
-    away: &[Away],
+    (away, lying): (&[Away], &[Lying]),
     whole: bool,
 ) -> String {
     let mut text = String::new();
@@ -166,6 +173,9 @@ fn describe(
     }
     for away in away {
         let _ = writeln!(notes, "{away}");
+    }
+    for child in lying {
+        let _ = writeln!(notes, "{child}");
     }
     for sentence in unheard {
         let _ = writeln!(notes, "{sentence}");

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 use tracing::{error, info, warn};
 
+use super::children::{self, Children};
 use super::containers::{Asked, Granted};
 use super::cpu_manager;
 use super::gate;
@@ -19,7 +20,7 @@ use super::records::{PodName, Verdict, seconds_since_1970};
 use super::session::Session;
 use super::snapshot::NotReady;
 use crate::edit;
-use crate::grant::{Grant, Inventory, Outcome, TopologyFile, decide, resend};
+use crate::grant::{Grant, Inventory, Made, Outcome, TopologyFile, decide, resend};
 use crate::inventory::topologyd::topologyd;
 use crate::inventory::{CpuSet, Node, PodView, cgroup};
 use crate::nri::Mishap;
@@ -139,6 +140,10 @@ impl Daemon {
             Err((class, sentence)) => return self.refuse(case, class, sentence),
         };
         let node = anew.as_ref().unwrap_or(node);
+        let children = match self.made(case, &request, &own).await {
+            Ok(children) => children,
+            Err((class, sentence)) => return self.refuse(case, class, sentence),
+        };
         let (topology, view) = tokio::join!(
             self.look(case, &mut request),
             self.pods.view(&sandbox.id, &own, case.patience())
@@ -149,7 +154,8 @@ impl Daemon {
             SmcMethod::Off => None,
             _ => Some(self.smc.facts(policy).await),
         };
-        let inventory = Inventory { node, pod: &view, topology, smc: smc.as_ref() };
+        let children = children.as_deref();
+        let inventory = Inventory { node, pod: &view, topology, smc: smc.as_ref(), children };
         match decide(&request, &inventory, policy) {
             Outcome::NotAsked => Ok(nothing),
             Outcome::LeftAlone { reason } => self.leave(case, reason),
@@ -181,7 +187,7 @@ impl Daemon {
         if request.netns != NetnsRequest::Exclusive || request.devices.is_none() {
             return Ok(None);
         }
-        let Some(ask) = self.ask(case.sandbox, network) else { return Ok(None) };
+        let Some(ask) = self.ask(case.sandbox, network, links::WAYS) else { return Ok(None) };
         let patience = links::PATIENCE.min(case.patience());
         match self.links.ready(ask, Arc::clone(&case.policy), patience).await {
             State::Ready => Ok(self.keeper.now().map(|node| self.links.recognise(node))),
@@ -189,6 +195,31 @@ impl Daemon {
             State::Working => Err((
                 RefusalClass::NotReady,
                 "its adapters are on their way into the pod; the container is to be created again"
+                    .to_owned(),
+            )),
+            State::Ended => Err((RefusalClass::NotReady, "the pod has ended".to_owned())),
+        }
+    }
+
+    /// Waits for the pod's sub-interfaces, if the container is to have any; those that there are.
+    async fn made(
+        &self,
+        case: &Candidate<'_>,
+        request: &Request,
+        network: &Network,
+    ) -> Result<Option<Arc<[Made]>>, (RefusalClass, String)> {
+        if !Children::serve(request) {
+            return Ok(None);
+        }
+        let none = || Some(Arc::from([]));
+        let Some(ask) = self.ask(case.sandbox, network, children::WAYS) else { return Ok(none()) };
+        let patience = links::PATIENCE.min(case.patience());
+        match self.children.ready(ask, Arc::clone(&case.policy), patience).await {
+            State::Ready => Ok(self.children.made(&case.sandbox.id).or_else(none)),
+            State::Failed(sentence) => Err((RefusalClass::Decision, sentence)),
+            State::Working => Err((
+                RefusalClass::NotReady,
+                "its sub-interfaces are being made; the container is to be created again"
                     .to_owned(),
             )),
             State::Ended => Err((RefusalClass::NotReady, "the pod has ended".to_owned())),
@@ -493,7 +524,14 @@ impl Daemon {
             }
             // What a file says is of the devices alone.
             let request = Request { smc: SmcMethod::Off, ..Request::clone(&request) };
-            let inventory = Inventory { node: &node, pod: &view, topology, smc: None };
+            let children = self.children.made(&pod.sandbox);
+            let inventory = Inventory {
+                node: &node,
+                pod: &view,
+                topology,
+                smc: None,
+                children: children.as_deref(),
+            };
             let Outcome::Granted(grant) = decide(&request, &inventory, &policy) else { continue };
             // The container may be gone by now. And a file that names other adapters than its nodes
             // and its environment do is worse than one that is old.

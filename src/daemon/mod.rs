@@ -2,15 +2,18 @@
 //!
 //! [`plugin`] is told by the runtime, [`admission`] asks the engine and answers. What an answer
 //! needs is at hand: the inventory ([`snapshot`]), the networks of pods ([`pods`]), the policy
-//! ([`policies`]). Adapters that move into pods are looked after by [`links`]. What was decided is written down ([`journal`], [`records`]) and counted
-//! ([`metrics`]). Who was created without us is found by [`gate`], [`audit`] and [`roll_call`].
+//! ([`policies`]). Adapters that move into pods are looked after by [`links`],
+//! sub-interfaces that pods have by [`children`]. What was decided is written down ([`journal`],
+//! [`records`]) and counted ([`metrics`]). Who was created without us is found by [`gate`], [`audit`] and [`roll_call`].
 
 mod admission;
 pub mod audit;
 pub mod cdi;
+pub mod children;
 pub mod containers;
 pub mod cpu_manager;
 pub mod events;
+pub mod folder;
 pub mod gate;
 pub mod ids;
 pub mod journal;

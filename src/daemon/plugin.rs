@@ -12,9 +12,10 @@ use tracing::{error, warn};
 
 use super::admission::Given;
 use super::audit::{Census, Slipped};
+use super::children::{self, Children};
 use super::containers::Containers;
 use super::journal::Journal;
-use super::links::{Ask, Links};
+use super::links::{self, Ask, Links};
 use super::metrics::Metrics;
 use super::pods::Pods;
 use super::policies::Policies;
@@ -54,6 +55,8 @@ pub struct Daemon {
     pub pods: Pods,
     /// Adapters that move into pods.
     pub links: Links,
+    /// Sub-interfaces of pods.
+    pub children: Children,
     /// The policy.
     pub policies: Policies,
     /// Records.
@@ -95,9 +98,17 @@ struct Connection {
 impl Daemon {
     /// A daemon without a session. To be called within a tokio runtime.
     pub fn new(parts: Parts) -> Self {
-        let Parts { roots, kubelet, socket, keeper, pods, links, policies, journal } = parts;
+        let Parts { roots, kubelet, socket, keeper, pods, links, children, policies, journal } =
+            parts;
         let (adapters_away, adapters_stuck) = links.gauges();
-        let metrics = Metrics { adapters_away, adapters_stuck, ..Metrics::default() };
+        let (sub_interfaces, sub_interfaces_stuck) = children.gauges();
+        let metrics = Metrics {
+            adapters_away,
+            adapters_stuck,
+            sub_interfaces,
+            sub_interfaces_stuck,
+            ..Metrics::default()
+        };
         Self {
             smc: Smc::new(&roots),
             roots,
@@ -106,6 +117,7 @@ impl Daemon {
             keeper,
             pods,
             links,
+            children,
             policies,
             journal,
             metrics: Arc::new(metrics),
@@ -169,20 +181,15 @@ impl Daemon {
         });
     }
 
-    /// What a pod asks to be moved, where it may ask for that and has a namespace to move it to.
-    pub(super) fn ask(&self, sandbox: &PodSandbox, network: &Network) -> Option<Ask> {
-        let Network::Own(namespace) = network else { return None };
-        if !Ask::mentions_move(&sandbox.annotations) {
-            return None;
-        }
-        let session = self.session().filter(|session| !session.is_docker())?;
-        Some(Ask {
-            pod: pod(sandbox),
-            sandbox: sandbox.id.clone(),
-            annotations: sandbox.annotations.clone(),
-            namespace: namespace.clone(),
-            carrier: session.carrier.clone(),
-        })
+    /// What a pod asks to be moved or made in one of these ways, where it may ask for that and has a
+    /// namespace of its own.
+    pub(super) fn ask(
+        &self,
+        sandbox: &PodSandbox,
+        network: &Network,
+        ways: &[&str],
+    ) -> Option<Ask> {
+        Ask::of(sandbox, network, &*self.session()?, ways)
     }
 
     /// Names containers that run without what they asked for.
@@ -249,6 +256,7 @@ impl Daemon {
         let policy = self.policies.now();
         self.pods.retain(&census.sandboxes);
         self.links.retain(&census.sandboxes);
+        self.children.retain(&census.sandboxes);
         self.scopes.retain(&census.sandboxes);
         // Before what is not told of any more is forgotten.
         let slipped = self.slipped(&census, &policy);
@@ -292,6 +300,8 @@ pub struct Parts {
     pub pods: Pods,
     /// See [`Daemon::links`].
     pub links: Links,
+    /// See [`Daemon::children`].
+    pub children: Children,
     /// See [`Daemon::policies`].
     pub policies: Policies,
     /// See [`Daemon::journal`].
@@ -339,6 +349,7 @@ impl Plugin for NriPlugin {
         tokio::spawn(async move {
             daemon.recall().await;
             daemon.links.open().await;
+            daemon.children.open().await;
         });
         self.policies.configure(&configuration.config).map_err(|problem| {
             error!("the configuration that the runtime gives is no policy: {problem}");
@@ -388,6 +399,7 @@ impl Plugin for NriPlugin {
         let turned: Vec<Running> =
             pieces.containers.iter().filter_map(|container| self.running_smc(container)).collect();
         self.links.open().await;
+        self.children.open().await;
         let with_files: Vec<Container> = pieces
             .containers
             .iter()
@@ -430,8 +442,11 @@ impl Plugin for NriPlugin {
                 self.scopes.begin(&name, &sandbox.annotations);
                 let network = network(&sandbox, None);
                 self.pods.begin(&sandbox.id, &network);
-                if let Some(ask) = self.ask(&sandbox, &network) {
+                if let Some(ask) = self.ask(&sandbox, &network, links::WAYS) {
                     self.links.begin(ask, self.policies.now());
+                }
+                if let Some(ask) = self.ask(&sandbox, &network, children::WAYS) {
+                    self.children.begin(ask, self.policies.now());
                 }
             }
         })
@@ -444,6 +459,7 @@ impl Plugin for NriPlugin {
             // Before its network is taken down, if that can be.
             let patience = self.session().map(|session| session.patience()).unwrap_or_default();
             self.links.end(&sandbox.id, patience).await;
+            self.children.end(&sandbox.id, patience).await;
             if let Some(unmatched) = self.scopes.end(&sandbox.id) {
                 self.tell_unmatched(unmatched);
             }
@@ -456,6 +472,8 @@ impl Plugin for NriPlugin {
             self.pods.forget(&sandbox.id);
             self.links.end(&sandbox.id, Duration::ZERO).await;
             self.links.forget(&sandbox.id);
+            self.children.end(&sandbox.id, Duration::ZERO).await;
+            self.children.forget(&sandbox.id);
             self.scopes.end(&sandbox.id);
             let troubled = self.containers.calm(&sandbox.id);
             if troubled || mentions_us(sandbox.annotations.keys()) {

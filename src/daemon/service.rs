@@ -14,6 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 
+use super::children::Children;
 use super::journal::Journal;
 use super::links::Links;
 use super::links::host::Live;
@@ -203,6 +204,8 @@ fn assemble(settings: &Settings, policies: Policies, store: Store) -> Arc<Daemon
         }),
     );
     let links = Links::new(&roots, Box::new(Live::new(&roots)), keeper.clone(), pods.clone());
+    let ground = Box::new(netns::children::linux::Linux::new(&roots));
+    let children = Children::new(&roots, ground, keeper.clone(), pods.clone());
     let journal = Journal::new(store);
     Arc::new(Daemon::new(Parts {
         roots,
@@ -211,6 +214,7 @@ fn assemble(settings: &Settings, policies: Policies, store: Store) -> Arc<Daemon
         keeper,
         pods,
         links,
+        children,
         policies,
         journal,
     }))

@@ -70,6 +70,8 @@ pub fn exclusive(
         topology: None,
         smc: None,
         moving: Some(moving),
+        present: &[],
+        children: None,
         policy,
         allowance: &allowance,
     };

@@ -2,7 +2,7 @@
 //! ask for, and what the path that carries the grant is able to carry.
 
 use super::words::{asked, list, quote, refuse};
-use super::{Case, Notes, Refusal, exclusive};
+use super::{Case, Notes, Refusal, children, exclusive};
 use crate::policy::{Allowance, Policy, Sandbox};
 use crate::request::{
     AddressRequest, Can, CarrierPath, Key, NetnsRequest, NodeKind, Pod, Request, Requirement,
@@ -165,7 +165,7 @@ fn netns(case: &Case<'_>, notes: &mut Notes) -> Result<(), Refusal> {
             return exclusive::gate(case, notes).map_err(|why| refuse(request, Key::Netns, why));
         }
         NetnsRequest::Ipvlan | NetnsRequest::Macvlan => {
-            "this build makes no sub-interfaces; attach one by a network plugin"
+            return children::gate(case, notes).map_err(|why| refuse(request, Key::Netns, why));
         }
         // The default of who did not ask; there is nothing in it that policy could deny.
         NetnsRequest::Auto if !request.asked_by.contains_key(&Key::Netns) => return Ok(()),

@@ -9,6 +9,7 @@
 mod addresses;
 mod capabilities;
 mod check;
+mod children;
 mod claims;
 mod cpuset;
 mod digest;
@@ -27,6 +28,7 @@ mod sight;
 mod smc;
 mod words;
 
+pub use children::{Made, Present, Wanted, children, is_child, together, word};
 pub use cpuset::{Resent, resend};
 pub use digest::spread;
 pub use exclusive::{Moving, Use, exclusive, interfaces, is_movable};
@@ -51,12 +53,14 @@ pub struct Inventory<'a> {
     pub topology: Option<TopologyFile>,
     /// What the kernel has of SMC; `None`: nobody looked.
     pub smc: Option<&'a SmcFacts>,
+    /// The sub-interfaces that were made for the pod; `None`: nobody looked, or none was asked for.
+    pub children: Option<&'a [Made]>,
 }
 
 impl<'a> Inventory<'a> {
-    /// An inventory without a topology file and without SMC.
+    /// An inventory without a topology file, SMC and sub-interfaces.
     pub const fn of(node: &'a Node, pod: &'a PodView) -> Self {
-        Self { node, pod, topology: None, smc: None }
+        Self { node, pod, topology: None, smc: None, children: None }
     }
 }
 
@@ -275,6 +279,8 @@ pub fn decide(request: &Request, inventory: &Inventory<'_>, policy: &Policy) -> 
         topology: inventory.topology,
         smc: inventory.smc,
         moving: None,
+        present: &[],
+        children: inventory.children,
         policy,
         allowance: &allowance,
     };
@@ -319,6 +325,7 @@ fn granted(case: &Case<'_>) -> Result<Grant, Refusal> {
     }
     gates::check(case, &mut notes)?;
     let hcas = selection::select(case, &mut notes)?;
+    children::remark(case, &hcas, &mut notes);
     let mut grant = Grant {
         devices: nodes::add(case, &hcas, &mut notes)?,
         memlock: memlock::raise(case, &mut notes)?,
@@ -362,6 +369,10 @@ struct Case<'a> {
     smc: Option<&'a SmcFacts>,
     /// Set where it is decided what moves into the pod.
     moving: Option<&'a Moving>,
+    /// Sub-interfaces of all pods, where it is decided which are made.
+    present: &'a [Present],
+    /// Those of the pod; `None`: which are made is yet to be decided.
+    children: Option<&'a [Made]>,
     policy: &'a Policy,
     allowance: &'a Allowance,
 }

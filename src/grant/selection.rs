@@ -11,7 +11,7 @@ use super::digest::Digest;
 use super::gates::{place, whose};
 use super::gpus;
 use super::words::{list, quote, refuse};
-use super::{Case, Notes, Refusal, claims, gid};
+use super::{Case, Notes, Refusal, children, claims, gid};
 use crate::inventory::{Hca, Home, LinkLayer, Nearness, NetnsMode, Node, NodeType, PodView, Role};
 use crate::policy::wildcard;
 use crate::request::nearest::nearest;
@@ -338,7 +338,7 @@ enum Unfit<'a> {
     BondMember(&'a str),
     NoActivePort(String),
     NoUverbs,
-    /// It cannot move into a pod.
+    /// It cannot move into a pod, or has no sub-interface there.
     Stays(String),
 }
 
@@ -372,6 +372,9 @@ fn unfit<'a>(case: &Case<'a>, hca: &'a Hca, meant: Meant) -> Option<Unfit<'a>> {
         return Some(Unfit::Policy(format!("{} ({place})", whose(&case.request.container.pod))));
     }
     if let Some(why) = case.moving.and_then(|moving| moving.unfit(case, hca)) {
+        return Some(Unfit::Stays(why));
+    }
+    if let Some(why) = children::unfit(case, hca) {
         return Some(Unfit::Stays(why));
     }
     if let Some(place) = out_of_reach(case, hca) {

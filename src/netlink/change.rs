@@ -61,6 +61,7 @@ impl Family for Change {
     fn name(message_type: u16) -> &'static str {
         match message_type {
             RTM_NEWLINK => "RTM_NEWLINK",
+            RTM_DELLINK => "RTM_DELLINK",
             RTM_GETLINK => "RTM_GETLINK",
             RTM_NEWADDR => "RTM_NEWADDR",
             RTM_GETADDR => "RTM_GETADDR",
@@ -74,6 +75,7 @@ impl Family for Change {
 }
 
 const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
@@ -528,4 +530,4 @@ fn hops(mut bytes: &[u8]) -> impl Iterator<Item = u32> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -3,7 +3,7 @@
 //!
 //! * [`rdma`]: `NETLINK_RDMA`, devices, ports and character devices; [`nldev`] is its codec
 //! * [`route`]: `NETLINK_ROUTE`, interfaces, addresses, default routes; [`change`] is what moves and
-//!   sets them
+//!   sets them, [`child`] what makes those that lie on others
 //! * [`kobject`]: `NETLINK_KOBJECT_UEVENT`, what was plugged, bound and renamed
 //! * [`generic`]: `NETLINK_GENERIC`, families that are known by name
 //! * [`sock_diag`]: `NETLINK_SOCK_DIAG`, sockets
@@ -16,6 +16,7 @@
 
 pub mod attribute;
 pub mod change;
+pub mod child;
 pub mod generic;
 pub mod kobject;
 pub mod listener;

@@ -1,6 +1,7 @@
 //! Other network namespaces: how to get in, what a pod has in there, and what moves in and back.
 
 pub mod addresses;
+pub mod children;
 pub mod enter;
 pub mod links;
 pub mod pod;

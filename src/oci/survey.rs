@@ -146,7 +146,7 @@ pub(super) fn with_network(
         PodView::Unknown { reason } | PodView::Pending { reason } => Err(reason.clone()),
         PodView::Ready(_) | PodView::Host => {
             let inventory =
-                Inventory { node: &node, pod: &view, topology: topology(policy, roots), smc: None };
+                Inventory { topology: topology(policy, roots), ..Inventory::of(&node, &view) };
             Ok(Some(decide(&request, &inventory, policy)))
         }
     }
@@ -165,8 +165,8 @@ impl Case<'_> {
         view: &PodView,
         smc: Option<&SmcFacts>,
     ) -> Outcome {
-        let inventory =
-            Inventory { node, pod: view, topology: topology(self.policy, self.roots), smc };
+        let topology = topology(self.policy, self.roots);
+        let inventory = Inventory { node, pod: view, topology, smc, children: None };
         decide(request, &inventory, self.policy)
     }
 

@@ -75,6 +75,11 @@ const BATCHES: &[Batch] = &[
         &["--containerd=2"],
     ),
     Batch::new(
+        "children",
+        "sub-interfaces on the host's adapter, on kernel 7.2",
+        &["--kernel=next"],
+    ),
+    Batch::new(
         "smc",
         "SMC-R for programs that know nothing of it",
         &["--containerd=2", "--rxe-lo"],
@@ -111,6 +116,14 @@ const BATCHES: &[Batch] = &[
         ..Batch::new("cdi", "our CDI file under every engine", &["--containerd=2"])
     },
     Batch::new("package", "the Debian package installed, used and removed", &["--containerd=2"]),
+    Batch {
+        long: true,
+        ..Batch::new(
+            "starts",
+            "how long sandboxes take to start: a measurement",
+            &["--containerd=2"],
+        )
+    },
     Batch { long: true, ..Batch::new("pair", "pods on two nodes", &["--guests=2"]) },
     Batch::new(
         "transport",

@@ -327,8 +327,13 @@ impl<'a> World<'a> {
                         let topology = self.topology();
                         let smc = (request.smc != SmcMethod::Off)
                             .then(|| smc::probe::probe(self.roots, &self.policy.smc));
-                        let inventory =
-                            Inventory { node: self.node, pod: &view, topology, smc: smc.as_ref() };
+                        let inventory = Inventory {
+                            node: self.node,
+                            pod: &view,
+                            topology,
+                            smc: smc.as_ref(),
+                            children: None,
+                        };
                         decide(&request, &inventory, self.policy)
                     }
                     Err(refusal) => self.refused(&pod, refusal),

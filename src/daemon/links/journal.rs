@@ -2,67 +2,27 @@
 //! before anything is done.
 
 use std::fmt;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::io;
 
 use serde::Serialize;
 
+use crate::daemon::folder;
 use crate::netns::links::{Entry, Goal, Journal};
 use crate::roots::Roots;
 
-/// Longest entry that is read; a thousand routes have some 100 kB.
-const LONGEST: u64 = 8 << 20;
-
 /// The journal of this node.
 #[derive(Debug, Clone)]
-pub struct Folder {
-    path: PathBuf,
-}
+pub struct Folder(folder::Folder);
 
 impl Folder {
     /// That of these trees.
     pub fn new(roots: &Roots) -> Self {
-        Self { path: roots.run.join("rdma-ctk/links") }
+        Self(folder::Folder::new(roots.run.join("rdma-ctk/links")))
     }
 
     /// All entries, and what is wrong with those that cannot be read, a sentence each.
     pub fn read_all(&self) -> (Vec<Entry>, Vec<String>) {
-        let (mut entries, mut problems) = (Vec::new(), Vec::new());
-        let names = match fs::read_dir(&self.path) {
-            Ok(names) => names,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return (entries, problems),
-            Err(error) => {
-                problems.push(format!("{}: {error}", self.path.display()));
-                return (entries, problems);
-            }
-        };
-        let mut paths: Vec<PathBuf> = names.flatten().map(|name| name.path()).collect();
-        paths.sort();
-        for path in paths.iter().filter(|path| path.extension().is_some_and(|end| end == "json")) {
-            match read(path) {
-                Ok(entry) if self.file(&entry.hca).is_ok_and(|own| own == *path) => {
-                    entries.push(entry);
-                }
-                Ok(entry) => problems.push(format!("{}: is of {}", path.display(), entry.hca)),
-                Err(error) => problems.push(format!("{}: {error}", path.display())),
-            }
-        }
-        (entries, problems)
-    }
-
-    fn file(&self, hca: &str) -> io::Result<PathBuf> {
-        if hca.is_empty() || hca.starts_with('.') || hca.contains(['/', '\0']) {
-            let told = format!("{hca:?} cannot be a file name");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, told));
-        }
-        Ok(self.path.join(format!("{hca}.json")))
-    }
-
-    /// Makes what was done in the folder last beyond a crash.
-    fn settle(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        self.0.read_all(|entry: &Entry| &entry.hca)
     }
 }
 
@@ -124,38 +84,20 @@ pub fn away(roots: &Roots) -> (Vec<Away>, Vec<String>) {
     (entries.map(Away::from).collect(), problems)
 }
 
-fn read(path: &Path) -> io::Result<Entry> {
-    if fs::metadata(path)?.len() > LONGEST {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long"));
-    }
-    serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
-}
-
 impl Journal for Folder {
     fn write(&mut self, entry: &Entry) -> io::Result<()> {
-        let path = self.file(&entry.hca)?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
-        let beside = path.with_extension("new");
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        serde_json::to_writer(&mut file, entry).map_err(io::Error::from)?;
-        file.flush()?;
-        file.sync_all()?;
-        fs::rename(&beside, &path)?;
-        self.settle()
+        self.0.write(&entry.hca, entry)
     }
 
     fn remove(&mut self, hca: &str) -> io::Result<()> {
-        match fs::remove_file(self.file(hca)?) {
-            Ok(()) => self.settle(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.0.remove(hca)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::netns::links::simulated::World;
 

@@ -22,15 +22,20 @@ use self::host::Host;
 use self::journal::Folder;
 use super::ids::Ids;
 use super::pods::Pods;
+use super::session::Session;
 use super::snapshot::Keeper;
 use crate::grant::{Moving, exclusive, is_movable};
 use crate::inventory::{Hca, Home, Node, Port};
 use crate::netns::links::fleet::{Event, Fleet};
 use crate::netns::links::{Entry, Goal};
+use crate::nri::container::{Network, pod};
+use crate::nri::proto::PodSandbox;
 use crate::policy::Policy;
 use crate::request::{Carrier, Container, Devices, Key, NetnsRequest, Pod, Request, SUFFIX};
 use crate::roots::Roots;
 
+/// What is asked for in `netns` where adapters are to move.
+pub const WAYS: &[&str] = &["exclusive"];
 /// How long a container waits for its pod's adapters.
 pub const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the sandbox's start waits for the first inventory, and for one after a move.
@@ -92,18 +97,44 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// Whether anything in there may ask for a move; all else is not looked at.
-    pub fn mentions_move(annotations: &BTreeMap<String, String>) -> bool {
-        let key = format!("{}.{SUFFIX}", Key::Netns.word());
-        annotations.iter().any(|(name, value)| {
-            let whole = name.split('/').next().unwrap_or_default();
-            whole == key && value.trim() == "exclusive"
+    /// What a pod asks for in one of these ways, where it may ask for that and has a namespace of its
+    /// own.
+    pub(super) fn of(
+        sandbox: &PodSandbox,
+        network: &Network,
+        session: &Session,
+        ways: &[&str],
+    ) -> Option<Self> {
+        let Network::Own(namespace) = network else { return None };
+        let asks = Self::mentions(&sandbox.annotations, ways) && !session.is_docker();
+        asks.then(|| Self {
+            pod: pod(sandbox),
+            sandbox: sandbox.id.clone(),
+            annotations: sandbox.annotations.clone(),
+            namespace: namespace.clone(),
+            carrier: session.carrier.clone(),
         })
     }
 
-    /// The requests of containers that want adapters to move: of those that are named in an
-    /// annotation, and of one that is not. What is wrong with an annotation, its container is told.
-    fn requests(&self, policy: &Policy, node: &Node) -> Vec<Request> {
+    /// Whether anything in there may ask for one of these ways of the network side into the pod; all
+    /// else is not looked at.
+    pub fn mentions(annotations: &BTreeMap<String, String>, ways: &[&str]) -> bool {
+        let key = format!("{}.{SUFFIX}", Key::Netns.word());
+        annotations.iter().any(|(name, value)| {
+            let whole = name.split('/').next().unwrap_or_default();
+            whole == key && ways.contains(&value.trim())
+        })
+    }
+
+    /// The requests of containers whose adapters are to reach the pod in one of these ways: of those
+    /// that are named in an annotation, and of one that is not. What is wrong with an annotation,
+    /// its container is told.
+    pub(super) fn requests(
+        &self,
+        policy: &Policy,
+        node: &Node,
+        ways: impl Fn(NetnsRequest) -> bool,
+    ) -> Vec<Request> {
         let names =
             self.annotations.keys().filter_map(|key| Some(key.split_once("/container.")?.1));
         let mut names: Vec<&str> = names.chain([""]).collect();
@@ -115,7 +146,7 @@ impl Ask {
             Request::read(&self.annotations, container, self.carrier.clone(), policy, node).ok()
         };
         let moves = |request: &Request| {
-            request.netns == NetnsRequest::Exclusive
+            ways(request.netns)
                 && request.devices.as_ref().is_some_and(|devices| *devices != Devices::None)
         };
         names.into_iter().filter_map(read).filter(moves).collect()
@@ -421,7 +452,7 @@ impl Inner {
             }
             (true, _) => {}
         }
-        let requests = ask.requests(policy, node);
+        let requests = ask.requests(policy, node, |way| way == NetnsRequest::Exclusive);
         let away = fleet.owners();
         let free = node.hcas.iter().filter(|hca| !away.contains_key(&hca.name));
         let uses = free
@@ -488,7 +519,7 @@ fn refused(why: String) -> String {
 }
 
 /// The boot that this is.
-fn boot(roots: &Roots) -> String {
+pub(super) fn boot(roots: &Roots) -> String {
     let path = roots.proc.join("sys/kernel/random/boot_id");
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }

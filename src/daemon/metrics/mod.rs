@@ -57,6 +57,10 @@ pub struct Metrics {
     pub adapters_away: Gauge,
     /// Adapters that do not come back from a pod.
     pub adapters_stuck: Gauge,
+    /// Sub-interfaces that pods have.
+    pub sub_interfaces: Gauge,
+    /// Those of them that do not go.
+    pub sub_interfaces_stuck: Gauge,
 }
 
 /// Class of a refusal.
@@ -129,6 +133,8 @@ impl Default for Metrics {
             policy_errors: Counter::default(),
             adapters_away: Gauge::default(),
             adapters_stuck: Gauge::default(),
+            sub_interfaces: Gauge::default(),
+            sub_interfaces_stuck: Gauge::default(),
         }
     }
 }
@@ -206,6 +212,16 @@ impl Metrics {
             self.adapters_stuck.clone(),
         );
         registry.register(
+            "sub_interfaces",
+            "Sub-interfaces of adapters that pods have",
+            self.sub_interfaces.clone(),
+        );
+        registry.register(
+            "sub_interfaces_stuck",
+            "Sub-interfaces that do not go after their pod",
+            self.sub_interfaces_stuck.clone(),
+        );
+        registry.register(
             "nri_last_event_timestamp_seconds",
             "When the runtime last called",
             self.last_event.clone(),
@@ -236,6 +252,8 @@ mod tests {
             "rdma_ctk_nri_mishaps_total{call=\"CreateContainer\",kind=\"late\"} 1",
             "rdma_ctk_nri_connected 0",
             "rdma_ctk_adapters_stuck 0",
+            "rdma_ctk_sub_interfaces 0",
+            "rdma_ctk_sub_interfaces_stuck 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod cdi;
+mod children;
 mod links;
 mod outage;
 mod rig;

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
+use crate::daemon::children::Children;
 use crate::daemon::journal::Journal;
 use crate::daemon::links::Links;
 use crate::daemon::links::host::{Host, Live};
@@ -17,6 +18,8 @@ use crate::daemon::policies::{Policies, Source};
 use crate::daemon::records::{self, Record, Records, Store, Verdict};
 use crate::daemon::snapshot::{Keeper, Read};
 use crate::inventory::{self, Node, PodNetwork, PodView, fixture};
+use crate::netns::children::Ground;
+use crate::netns::children::linux::Linux;
 use crate::nri::proto::{
     Container, ContainerAdjustment, ContainerRequest, ContainerUpdate, CreateContainerRequest,
     CreateContainerResponse, Empty, Event, LinuxContainer, LinuxDevice, LinuxNamespace,
@@ -46,11 +49,19 @@ pub struct Plan {
     pub read: Option<Box<Read>>,
     pub look: Option<Box<Look>>,
     pub host: Option<Box<dyn Host>>,
+    pub ground: Option<Box<dyn Ground>>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { node: "gpu-infiniband", policy: "", read: None, look: None, host: None }
+        Self {
+            node: "gpu-infiniband",
+            policy: "",
+            read: None,
+            look: None,
+            host: None,
+            ground: None,
+        }
     }
 }
 
@@ -71,7 +82,7 @@ impl Rig {
         fixture::unpack(Path::new(&file), folder.path()).unwrap();
         std::fs::create_dir_all(roots.etc.join("rdma-ctk")).unwrap();
         std::fs::write(roots.etc.join("rdma-ctk/config.toml"), plan.policy).unwrap();
-        Self::on(folder, roots, plan.read, plan.look, plan.host)
+        Self::on(folder, roots, plan)
     }
 
     /// Another daemon on the same node, as after a restart.
@@ -81,16 +92,16 @@ impl Rig {
 
     /// The same, on that host.
     pub fn restarted_with(&self, host: Option<Box<dyn Host>>) -> Self {
-        Self::on(Arc::clone(&self._folder), self.roots.clone(), None, None, host)
+        self.restarted_as(Plan { host, ..Plan::default() })
     }
 
-    fn on(
-        folder: Arc<TempDir>,
-        roots: Roots,
-        read: Option<Box<Read>>,
-        look: Option<Box<Look>>,
-        host: Option<Box<dyn Host>>,
-    ) -> Self {
+    /// The same, read and looked at like that.
+    pub fn restarted_as(&self, plan: Plan) -> Self {
+        Self::on(Arc::clone(&self._folder), self.roots.clone(), plan)
+    }
+
+    fn on(folder: Arc<TempDir>, roots: Roots, plan: Plan) -> Self {
+        let Plan { read, look, host, ground, .. } = plan;
         let (from, plain) = (roots.clone(), read.is_none());
         let read = read.unwrap_or_else(|| Box::new(move || Ok(inventory::snapshot(&from, None))));
         let look = look.unwrap_or_else(|| {
@@ -106,12 +117,15 @@ impl Rig {
         let pods = Pods::new(keeper.clone(), look);
         let host = host.unwrap_or_else(|| Box::new(Live::new(&roots)));
         let links = Links::new(&roots, host, keeper.clone(), pods.clone());
+        let ground = ground.unwrap_or_else(|| Box::new(Linux::new(&roots)));
+        let children = Children::new(&roots, ground, keeper.clone(), pods.clone());
         let daemon = Daemon::new(Parts {
             roots: roots.clone(),
             kubelet: folder.path().join("kubelet"),
             socket: folder.path().join("nri.sock"),
             pods,
             links,
+            children,
             keeper,
             policies: Policies::load(Source::Default(config)).unwrap(),
             journal: Journal::new(store),

@@ -32,6 +32,7 @@ impl Inputs {
             pod: &self.pod,
             topology: self.topology,
             smc: self.smc.as_ref(),
+            children: None,
         };
         decide(&self.request, &inventory, &self.policy)
     }

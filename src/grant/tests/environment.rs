@@ -192,7 +192,8 @@ fn c44_each_gpu_has_its_adapter() {
 fn with_topology(asks: &Request, file: Option<TopologyFile>) -> Grant {
     let node = node([infiniband("mlx5_0", 0)]);
     let policy = Policy { topology_file: Some("/etc/topo.xml".into()), ..Policy::default() };
-    let inventory = Inventory { node: &node, pod: &PodView::Host, topology: file, smc: None };
+    let inventory =
+        Inventory { node: &node, pod: &PodView::Host, topology: file, smc: None, children: None };
     match decide(asks, &inventory, &policy) {
         Outcome::Granted(grant) => *grant,
         other => panic!("{other:?}"),

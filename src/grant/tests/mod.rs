@@ -1,5 +1,6 @@
 //! Tests of whole decisions, by part, on nodes that are made here.
 
+mod children;
 mod claims;
 mod cpuset;
 mod environment;

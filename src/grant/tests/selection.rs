@@ -383,7 +383,7 @@ fn what_this_build_does_not_serve_is_refused_in_words() {
             "smc.rdma-ctk.io: what the kernel has of SMC-R was not looked at",
         ),
         (|r| r.netns = NetnsRequest::Exclusive, "netns.rdma-ctk.io: policy does not allow"),
-        (|r| r.netns = NetnsRequest::Ipvlan, "netns.rdma-ctk.io: this build makes no sub-inter"),
+        (|r| r.netns = NetnsRequest::Ipvlan, "netns.rdma-ctk.io: policy does not allow"),
         (|r| r.netns = NetnsRequest::Host, "the pod has a network namespace of its own"),
         (
             |r| r.capabilities = ["IPC_LOCK".to_owned()].into(),

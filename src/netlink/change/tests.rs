@@ -22,16 +22,16 @@ fn recorded(name: &str) -> Vec<Message> {
     messages
 }
 
-fn sent(name: &str) -> Message {
+pub(in crate::netlink) fn sent(name: &str) -> Message {
     recorded(name).remove(0)
 }
 
 /// Type and value of an attribute.
-type Plain = (u16, Vec<u8>);
+pub(in crate::netlink) type Plain = (u16, Vec<u8>);
 
 /// A message with its attributes in order of their types: iproute2 writes them in another order
 /// than the kernel.
-fn sorted(message: &Message, header: usize) -> (u16, Vec<u8>, Vec<Plain>) {
+pub(in crate::netlink) fn sorted(message: &Message, header: usize) -> (u16, Vec<u8>, Vec<Plain>) {
     let attributes = attribute::parse(&message.body[header..]).map(Result::unwrap);
     let mut attributes: Vec<_> = attributes.map(|a| (a.kind, a.value.to_vec())).collect();
     attributes.sort();

@@ -83,7 +83,7 @@ impl Linux {
     }
 
     /// The pod's namespace, by its path or by whoever holds it; `None`: nobody seen does.
-    fn namespace(&self, place: &Place) -> Option<Namespace> {
+    pub(in crate::netns) fn namespace(&self, place: &Place) -> Option<Namespace> {
         let is_it = |namespace: &Namespace| {
             namespace.identity().is_ok_and(|id| id == (place.device, place.inode))
         };
