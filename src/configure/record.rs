@@ -79,6 +79,18 @@ pub enum ApplyError {
         /// Why.
         source: serde_json::Error,
     },
+    /// A link below another root leads to a file that is none of that root's.
+    #[error(
+        "{}: a link leads out of {}, and nothing is changed there; run the command inside, by chroot",
+        path.display(),
+        root.display()
+    )]
+    Outside {
+        /// The file.
+        path: PathBuf,
+        /// The root.
+        root: PathBuf,
+    },
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
@@ -145,8 +157,9 @@ pub fn apply(roots: &Roots, owner: Owner, plan: &Plan) -> Result<(), ApplyError>
     if plan.files.is_empty() {
         return Ok(());
     }
-    unchanged(plan)?;
     let path = record_path(roots);
+    inside(roots, plan.files.iter().map(|change| change.path.as_path()).chain([path.as_path()]))?;
+    unchanged(plan)?;
     let mut entries = read_record(&path)?.unwrap_or_default();
     // What an undo that was cut short has taken back already is as if it had never been ours.
     entries.retain(|entry| !entry.is_back());
@@ -230,6 +243,7 @@ pub fn undo(roots: &Roots, owner: Owner, plan: &Plan) -> Result<(), ApplyError> 
     let path = record_path(roots);
     let mut entries =
         read_record(&path)?.ok_or_else(|| ApplyError::NoRecord { path: path.clone() })?;
+    inside(roots, entries.iter().map(|entry| entry.path.as_path()).chain([path.as_path()]))?;
     // Before the first step, so that the next attempt knows what a missing backup means.
     let ours = entries.iter_mut().filter(|entry| entry.owner == owner);
     ours.for_each(|entry| entry.undoing = true);
@@ -353,6 +367,27 @@ impl Entry {
         matches!(&self.was, Was::File(backup) if self.undoing && !there(backup))
             && there(&self.path)
     }
+}
+
+/// That the folders of these files are below the root, wherever links lead: those of an image lead, by
+/// their absolute paths, to the files of the node that it is looked at from.
+fn inside<'a>(roots: &Roots, mut paths: impl Iterator<Item = &'a Path>) -> Result<(), ApplyError> {
+    let root = match roots.etc.parent() {
+        Some(root) if root == Path::new("/") => return Ok(()),
+        Some(root) if !root.as_os_str().is_empty() => root,
+        _ => Path::new("."),
+    };
+    let real = fs::canonicalize(root).map_err(at(root))?;
+    paths.try_for_each(|path| {
+        // Folders that are missing are made in the last one that is there.
+        let there = path.ancestors().skip(1).find(|folder| fs::symlink_metadata(folder).is_ok());
+        let folder = there.filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or_else(|| ".".as_ref());
+        if fs::canonicalize(folder).map_err(at(folder))?.starts_with(&real) {
+            return Ok(());
+        }
+        Err(ApplyError::Outside { path: path.to_owned(), root: root.to_owned() })
+    })
 }
 
 fn unchanged(plan: &Plan) -> Result<(), ApplyError> {

@@ -173,3 +173,40 @@ fn what_is_taken_back_is_one_runtimes() {
     undo(&fixture.roots, Owner::CriO, &back).unwrap();
     assert!(!plans[1].1.files[0].path.exists());
 }
+
+#[test]
+fn a_link_out_of_the_root_is_not_followed() {
+    use std::os::unix::fs::symlink;
+
+    let node = tempfile::tempdir().unwrap();
+    let host = node.path().join("daemon.json");
+    let options = docker::Options { version: "29.0.0".parse().ok(), ..docker::Options::default() };
+    let refused = |fixture: &Fixture| {
+        let plan = docker::plan(&fixture.roots, &options).unwrap();
+        let error = apply(&fixture.roots, Owner::Docker, &plan).unwrap_err();
+        assert!(matches!(error, ApplyError::Outside { .. }), "{error}");
+        assert_eq!(fs::read_to_string(&host).unwrap(), "{}");
+        assert_eq!(fs::read_dir(node.path()).unwrap().count(), 1);
+    };
+    fs::write(&host, "{}").unwrap();
+    let by_file = Fixture::new(&[("etc/docker/key", "")]);
+    symlink(&host, by_file.roots.etc.join("docker/daemon.json")).unwrap();
+    refused(&by_file);
+    let by_folder = Fixture::new(&[]);
+    symlink(node.path(), by_folder.roots.etc.join("docker")).unwrap();
+    refused(&by_folder);
+    let by_tree = Fixture::new(&[]);
+    fs::remove_dir(&by_tree.roots.etc).unwrap();
+    symlink(node.path(), &by_tree.roots.etc).unwrap();
+    let plan = docker::plan(&by_tree.roots, &docker::Options { name: "x".into(), ..options });
+    let error = apply(&by_tree.roots, Owner::Docker, &plan.unwrap()).unwrap_err();
+    assert!(error.to_string().contains("a link leads out of"), "{error}");
+
+    // One that stays inside is.
+    let within = Fixture::new(&[("usr/share/daemon.json", "{}")]);
+    fs::create_dir(within.roots.etc.join("docker")).unwrap();
+    symlink("../../usr/share/daemon.json", within.roots.etc.join("docker/daemon.json")).unwrap();
+    within.there_and_back(Owner::Docker, |roots| {
+        docker::plan(roots, &docker::Options::default()).unwrap()
+    });
+}

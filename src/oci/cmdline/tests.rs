@@ -71,7 +71,12 @@ fn the_subcommand_is_found_behind_the_global_flags() {
         ("--", Action::Pass),
         ("--root", Action::Pass),
     ] {
-        assert_eq!(action(line), expected, "{line}");
+        // Of two readings that of runc.
+        let found = match action(line) {
+            Action::Start(start) => Action::Start(start.settle(false, &|_| false)),
+            other => other,
+        };
+        assert_eq!(found, expected, "{line}");
     }
 }
 
