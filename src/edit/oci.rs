@@ -94,8 +94,21 @@ pub fn apply_process(
 
 /// A member of `object` whose name is `member` but for its case.
 pub fn differs_in_case<'a>(object: &'a Map<String, Value>, member: &str) -> Option<&'a str> {
-    let other = |found: &&String| *found != member && found.eq_ignore_ascii_case(member);
-    object.keys().find(other).map(String::as_str)
+    object.keys().map(String::as_str).find(|found| *found != member && is_folded(found, member))
+}
+
+/// Whether a reader in Go takes that name for `member`, which is ASCII (`encoding/json`, `foldName`):
+/// Unicode folds two letters beyond ASCII into it, the long s and the kelvin sign.
+fn is_folded(name: &str, member: &str) -> bool {
+    if name.is_ascii() {
+        return name.eq_ignore_ascii_case(member);
+    }
+    let folded = name.chars().map(|letter| match letter {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        letter => letter.to_ascii_lowercase(),
+    });
+    folded.eq(member.chars().map(|letter| letter.to_ascii_lowercase()))
 }
 
 fn annotations(mut root: Object<'_>, digest: &str) -> Result<(), OciEditError> {
@@ -390,6 +403,23 @@ mod tests {
         let mut document = document;
         apply(&mut document, &grant(), Beside::default()).unwrap();
         document
+    }
+
+    #[test]
+    fn names_are_folded_as_go_folds_them() {
+        for (name, member, expected) in [
+            ("Env", "env", true),
+            ("ENV", "env", true),
+            ("envs", "env", false),
+            ("acce\u{17f}\u{17f}", "access", true),
+            ("memloc\u{212a}", "memlock", true),
+            ("MEMLOC\u{212a}", "memlock", true),
+            ("memloc\u{3ba}", "memlock", false),
+            ("acce\u{df}", "access", false),
+            ("acce\u{17f}", "access", false),
+        ] {
+            assert_eq!(is_folded(name, member), expected, "{name} {member}");
+        }
     }
 
     #[test]

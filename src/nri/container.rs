@@ -67,6 +67,7 @@ pub fn pod(sandbox: &PodSandbox) -> Pod {
         runtime_handler: sandbox.runtime_handler.clone(),
         labels: sandbox.labels.clone(),
         host_network: network(sandbox, None) == Network::Host,
+        ..Pod::default()
     }
 }
 

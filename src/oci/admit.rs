@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::container::{self, Beside, Network};
+use super::engine::Engine;
 use super::image;
 use super::smc;
 use super::survey::{self, Case};
@@ -116,11 +117,10 @@ pub fn admit(
     let mut annotations = container::annotations(document);
     // One that is on record is known by that; of others it is the tenant's own word.
     annotations.remove(MARKER);
-    let handler = policy.wrapper_handlers.first().map_or("", String::as_str);
     let beside = Beside {
         id: candidate.id,
         inherited: station.limits.memlock,
-        handler: if station.path == CarrierPath::Wrapper { handler } else { "" },
+        engine: Engine::of(document, candidate.bundle, candidate.id),
         user_namespace: station.user_namespace,
         granted_before: candidate.granted_before,
     };
@@ -140,6 +140,7 @@ pub fn admit(
             if let Outcome::Granted(grant) = &mut outcome {
                 let found = image_lacks(root.as_ref(), &case.container, &decision.node, grant);
                 grant.warnings.extend(found);
+                grant.warnings.extend(policy.doubts(&case.container.pod));
                 let (args, env) = (&case.container.args, &case.container.env);
                 let smc = grant.smc.as_ref();
                 if let Some(sentence) =

@@ -1,17 +1,22 @@
 //! What an OCI document says of a container, as the request wants it.
 //!
 //! Who the container's pod is, is told by annotations that the engine sets itself, after those which
-//! it hands on from the pod: containerd's by names of its own, CRI-O's by others. A tenant can write
-//! the names of the engine that is not there, so a document with both kinds names nobody.
+//! it hands on from the pod: containerd's by names of its own, CRI-O's by others. Outside Kubernetes
+//! they are the user's, and not looked at. A tenant can write the names of the engine that is not
+//! there, so a document with both kinds names nobody.
+//!
+//! Neither engine writes the pod's runtime handler or its labels into the documents of containers.
+//! (`io.containerd.cri.runtime-handler` is the pod's own annotation, which containerd reads.)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde_json::Value;
 
+use super::engine::Engine;
 use crate::edit::oci::differs_in_case;
 use crate::inventory::CpuSet;
-use crate::request::{Container, Device, Limit, Mount, Pod};
+use crate::request::{Container, Device, Limit, Mount, Pod, Unknown};
 
 /// Names by which one engine tells whose a container is.
 struct Names {
@@ -46,12 +51,22 @@ const CRIO_LABELS: &str = "io.kubernetes.cri-o.Labels";
 const NERDCTL_NAME: &str = "nerdctl/name";
 /// The annotation by which containers carry CDI names.
 const CDI: &str = "cdi.k8s.io/";
-/// Members that are read, by the objects that they are in.
-const MEMBERS: [(&str, &[&str]); 4] = [
+/// Members that are read, by the objects that they are in; `*` for every item of a list.
+const MEMBERS: [(&str, &[&str]); 14] = [
     ("", &["annotations", "hooks", "linux", "mounts", "process", "root"]),
-    ("/process", &["args", "capabilities", "env", "rlimits", "user"]),
-    ("/linux", &["cgroupsPath", "devices", "namespaces", "resources"]),
+    ("/hooks", &["createRuntime", "poststop"]),
+    ("/linux", &["cgroupsPath", "devices", "namespaces", "resources", "sysctl"]),
+    ("/linux/devices/*", &["major", "minor", "path", "type"]),
+    ("/linux/namespaces/*", &["path", "type"]),
     ("/linux/resources", &["cpu", "devices", "unified"]),
+    ("/linux/resources/cpu", &["cpus", "mems", "period", "quota", "shares"]),
+    ("/linux/resources/devices/*", &["access", "allow", "major", "minor", "type"]),
+    ("/mounts/*", &["destination", "options", "source", "type"]),
+    ("/process", &["args", "capabilities", "env", "rlimits", "user"]),
+    ("/process/capabilities", &["ambient", "bounding", "effective", "inheritable", "permitted"]),
+    ("/process/rlimits/*", &["hard", "soft", "type"]),
+    ("/process/user", &["uid"]),
+    ("/root", &["path", "readonly"]),
 ];
 
 /// The document's annotations; members that are no strings are left out.
@@ -68,18 +83,28 @@ pub fn annotations(document: &Value) -> BTreeMap<String, String> {
 /// The member, as a JSON pointer, whose name differs from one that is read here only in case: a
 /// runtime in Go would read it, and other readers not. `None`: there is none.
 pub fn ambiguous(document: &Value) -> Option<String> {
-    MEMBERS.iter().find_map(|(at, members)| {
-        let object = document.pointer(at)?.as_object()?;
-        let found = members.iter().find_map(|member| differs_in_case(object, member))?;
-        Some(format!("{at}/{found}"))
+    let differs = |value: &Value, members: &[&str]| {
+        let object = value.as_object()?;
+        let found = members.iter().find_map(|member| differs_in_case(object, member));
+        found.map(str::to_owned)
+    };
+    MEMBERS.iter().find_map(|(at, members)| match at.strip_suffix("/*") {
+        None => Some(format!("{at}/{}", differs(document.pointer(at)?, members)?)),
+        Some(at) => list(document.pointer(at)?)
+            .enumerate()
+            .find_map(|(item, value)| Some(format!("{at}/{item}/{}", differs(value, members)?))),
     })
 }
 
-/// Whether the document is that of a pod's sandbox, which runs no program of the tenant.
-pub fn is_sandbox(annotations: &BTreeMap<String, String>) -> bool {
-    [CONTAINERD.kind, CRIO.kind]
-        .iter()
-        .any(|key| annotations.get(*key).is_some_and(|k| k == "sandbox"))
+/// Whether the document is that of a pod's sandbox, which runs no program of the tenant. Only the
+/// word of the engine that made it counts.
+pub fn is_sandbox(annotations: &BTreeMap<String, String>, engine: Engine) -> bool {
+    let names = match engine {
+        Engine::Containerd => &CONTAINERD,
+        Engine::Crio => &CRIO,
+        Engine::Other => return false,
+    };
+    annotations.get(names.kind).is_some_and(|kind| kind == "sandbox")
 }
 
 /// Where a container's network is.
@@ -110,8 +135,8 @@ pub struct Beside<'a> {
     pub id: &'a str,
     /// Locked-memory limit of the process that starts it, soft, in bytes.
     pub inherited: Option<u64>,
-    /// The runtime handler that stands for the wrapper in the admin's configuration.
-    pub handler: &'a str,
+    /// Who made the document.
+    pub engine: Engine,
     /// We ourselves are in a user namespace, and so will the container be.
     pub user_namespace: bool,
     /// It carries a grant already.
@@ -187,32 +212,52 @@ fn whose(
     annotations: &BTreeMap<String, String>,
     beside: &Beside<'_>,
 ) -> Result<(String, Pod), TwoEngines> {
-    let has = |names: &'static Names| {
-        [names.kind, names.namespace].into_iter().find(|key| annotations.contains_key(*key))
-    };
+    let has =
+        |keys: &[&'static str]| keys.iter().find(|key| annotations.contains_key(**key)).copied();
+    let theirs = |names: &Names| has(&[names.kind, names.namespace]);
     let labels: BTreeMap<String, String>;
-    let (names, annotations) = match (has(&CONTAINERD), has(&CRIO)) {
-        (Some(one), Some(other)) => return Err(TwoEngines(one, other)),
-        (None, Some(_)) => {
+    let (names, told, other) = match beside.engine {
+        // nerdctl can be told to make its containers where those of Kubernetes are.
+        Engine::Containerd if !annotations.contains_key(CONTAINERD.kind) => {
+            return Ok(own_pod(annotations, beside));
+        }
+        Engine::Containerd => {
+            (&CONTAINERD, annotations, theirs(&CRIO).or_else(|| has(&[NERDCTL_NAME])))
+        }
+        Engine::Crio => {
             // The same names as annotations may be the pod's own.
             let text = annotations.get(CRIO_LABELS).map_or("{}", String::as_str);
             labels = serde_json::from_str(text).unwrap_or_default();
-            let known = labels.contains_key(CRIO.namespace);
-            (&CRIO, if known { &labels } else { annotations })
+            (&CRIO, &labels, theirs(&CONTAINERD))
         }
-        (_, None) => (&CONTAINERD, annotations),
+        Engine::Other => return Ok(own_pod(annotations, beside)),
     };
-    let named = |key: &str| annotations.get(key).cloned();
+    if let Some(other) = other {
+        return Err(TwoEngines(names.kind, other));
+    }
+    let named = |key: &str| told.get(key).cloned();
     let own = || beside.id.to_owned();
     let pod = Pod {
         uid: named(names.uid).unwrap_or_else(own),
         name: named(names.pod).unwrap_or_else(own),
         namespace: named(names.namespace).unwrap_or_default(),
-        runtime_handler: beside.handler.to_owned(),
+        unknown: Unknown { runtime_handler: true, labels: true },
         ..Pod::default()
     };
-    let name = named(names.container).or_else(|| named(NERDCTL_NAME)).unwrap_or_else(own);
-    Ok((name, pod))
+    Ok((named(names.container).unwrap_or_else(own), pod))
+}
+
+/// A container that is its own pod: it has no namespace and no runtime handler, and labels that are
+/// not in its document.
+fn own_pod(annotations: &BTreeMap<String, String>, beside: &Beside<'_>) -> (String, Pod) {
+    let own = || beside.id.to_owned();
+    let pod = Pod {
+        uid: own(),
+        name: own(),
+        unknown: Unknown { runtime_handler: false, labels: true },
+        ..Pod::default()
+    };
+    (annotations.get(NERDCTL_NAME).cloned().unwrap_or_else(own), pod)
 }
 
 fn cdi(annotations: &BTreeMap<String, String>) -> Vec<String> {
@@ -269,17 +314,20 @@ mod tests {
 
     use super::*;
 
+    fn made_by(engine: Engine, document: &Value) -> Result<Container, TwoEngines> {
+        let beside = Beside { id: "c1", inherited: Some(8 << 20), engine, ..Beside::default() };
+        read(document, &annotations(document), &beside)
+    }
+
     fn container(document: Value) -> Container {
-        let beside =
-            Beside { id: "c1", inherited: Some(8 << 20), handler: "rdma", ..Beside::default() };
-        read(&document, &annotations(&document), &beside).unwrap()
+        made_by(Engine::Containerd, &document).unwrap()
     }
 
     #[test]
     fn an_empty_document_is_a_plain_container_on_the_hosts_network() {
         let container = container(json!({}));
         assert_eq!((container.name.as_str(), container.pod.uid.as_str()), ("c1", "c1"));
-        assert_eq!(container.pod.runtime_handler, "rdma");
+        assert_eq!(container.pod.unknown, Unknown { runtime_handler: false, labels: true });
         assert!(container.pod.host_network && !container.all_devices && !container.granted_before);
         assert_eq!(container.memlock, Limit::Inherited(Some(8 << 20)));
     }
@@ -289,6 +337,7 @@ mod tests {
         let container = container(json!({
             "annotations": {
                 "io.kubernetes.cri.container-name": "trainer",
+                "io.kubernetes.cri.container-type": "container",
                 "io.kubernetes.cri.sandbox-uid": "u",
                 "io.kubernetes.cri.sandbox-name": "p",
                 "io.kubernetes.cri.sandbox-namespace": "ml",
@@ -316,6 +365,7 @@ mod tests {
         }));
         assert_eq!(container.name, "trainer");
         assert_eq!(container.pod.namespace, "ml");
+        assert_eq!(container.pod.unknown, Unknown { runtime_handler: true, labels: true });
         assert!(!container.pod.host_network && container.user_namespace);
         assert_eq!(container.env, [("A".into(), "b=c".into()), ("D".into(), String::new())]);
         assert_eq!(container.memlock, Limit::Own(1));
@@ -335,27 +385,67 @@ mod tests {
             "io.kubernetes.cri-o.Labels": labels,
             "io.kubernetes.pod.namespace": "admins",
         }});
-        let found = container(crio);
+        let found = made_by(Engine::Crio, &crio).unwrap();
         assert_eq!((found.pod.namespace.as_str(), found.name.as_str()), ("mine", "c"));
+        // Without its word there is nobody's.
+        let bare = json!({ "annotations": { "io.kubernetes.pod.namespace": "admins" } });
+        assert_eq!(made_by(Engine::Crio, &bare).unwrap().pod.namespace, "");
         let both = json!({ "annotations": {
             "io.kubernetes.cri-o.ContainerType": "container",
             "io.kubernetes.cri-o.Labels": labels,
+            "io.kubernetes.cri.container-type": "container",
             "io.kubernetes.cri.sandbox-namespace": "admins",
         }});
-        let error = read(&both, &annotations(&both), &Beside::default()).unwrap_err();
-        assert!(error.to_string().contains("annotations of two engines"), "{error}");
+        for engine in [Engine::Crio, Engine::Containerd] {
+            let error = made_by(engine, &both).unwrap_err();
+            assert!(error.to_string().contains("annotations of two engines"), "{error}");
+        }
     }
 
     #[test]
-    fn sandboxes_are_known_by_both_engines_words() {
-        for (key, value, expected) in [
-            ("io.kubernetes.cri.container-type", "sandbox", true),
-            ("io.kubernetes.cri-o.ContainerType", "sandbox", true),
-            ("io.kubernetes.cri.container-type", "container", false),
-            ("devices.rdma-ctk.io", "sandbox", false),
+    fn outside_kubernetes_nobody_names_a_namespace() {
+        let mut annotations = json!({
+            "io.kubernetes.cri.sandbox-namespace": "admins",
+            "io.kubernetes.cri.container-name": "istio-proxy",
+            "io.kubernetes.pod.namespace": "admins",
+            "io.kubernetes.cri-o.Labels": r#"{"io.kubernetes.pod.namespace":"admins"}"#,
+            "io.containerd.cri.runtime-handler": "rdma",
+        });
+        let plain = |annotations: &Value, engine| {
+            let found = made_by(engine, &json!({ "annotations": annotations })).unwrap();
+            assert_eq!((found.pod.namespace.as_str(), found.pod.uid.as_str()), ("", "c1"));
+            assert_eq!(found.pod.runtime_handler, "");
+            found.name
+        };
+        // nerdctl in the namespace of Kubernetes, too.
+        for engine in [Engine::Other, Engine::Containerd] {
+            assert_eq!(plain(&annotations, engine), "c1", "{engine:?}");
+        }
+        annotations["nerdctl/name"] = "n".into();
+        assert_eq!(plain(&annotations, Engine::Containerd), "n");
+        annotations["io.kubernetes.cri.container-type"] = "container".into();
+        assert_eq!(plain(&annotations, Engine::Other), "n");
+        let document = json!({ "annotations": annotations });
+        let error = made_by(Engine::Containerd, &document).unwrap_err();
+        assert!(error.to_string().contains("nerdctl/name"), "{error}");
+    }
+
+    #[test]
+    fn sandboxes_are_known_by_the_word_of_their_own_engine() {
+        let (containerd, crio) =
+            ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType");
+        for (engine, key, value, expected) in [
+            (Engine::Containerd, containerd, "sandbox", true),
+            (Engine::Crio, crio, "sandbox", true),
+            (Engine::Containerd, containerd, "container", false),
+            (Engine::Containerd, "devices.rdma-ctk.io", "sandbox", false),
+            (Engine::Containerd, crio, "sandbox", false),
+            (Engine::Crio, containerd, "sandbox", false),
+            (Engine::Other, containerd, "sandbox", false),
+            (Engine::Other, crio, "sandbox", false),
         ] {
             let annotations = BTreeMap::from([(key.to_owned(), value.to_owned())]);
-            assert_eq!(is_sandbox(&annotations), expected, "{key}={value}");
+            assert_eq!(is_sandbox(&annotations, engine), expected, "{engine:?} {key}={value}");
         }
     }
 
@@ -387,6 +477,23 @@ mod tests {
                 Some("/linux/resources/Devices"),
             ),
             (json!({ "annotations": { "Process": "x" } }), None),
+            // Unicode folds two letters into ASCII, and Go does so with names.
+            (json!({ "annotation\u{17f}": {} }), Some("/annotation\u{17f}")),
+            (json!({ "annotation\u{df}": {} }), None),
+            (json!({ "process": { "User": {} } }), Some("/process/User")),
+            (json!({ "process": { "user": { "UID": 1 } } }), Some("/process/user/UID")),
+            (json!({ "root": { "Path": "x" } }), Some("/root/Path")),
+            (
+                json!({ "linux": { "namespaces": [{ "type": "pid" }, { "Type": "network" }] } }),
+                Some("/linux/namespaces/1/Type"),
+            ),
+            (
+                json!({ "linux": { "resources": { "cpu": { "CPUs": "0" } } } }),
+                Some("/linux/resources/cpu/CPUs"),
+            ),
+            (json!({ "mounts": [{ "\u{17f}ource": "/" }] }), Some("/mounts/0/\u{17f}ource")),
+            (json!({ "process": { "rlimits": [{ "Soft": 1 }] } }), Some("/process/rlimits/0/Soft")),
+            (json!({ "mounts": { "Source": "/" }, "linux": [], "root": null }), None),
             (json!([]), None),
         ] {
             assert_eq!(ambiguous(&document).as_deref(), found, "{document}");

@@ -8,6 +8,7 @@ use super::admit::{Admission, Candidate, Station, admit};
 use super::cmdline::{CommandLine, Start};
 use super::container::{ambiguous, annotations, is_sandbox};
 use super::document::{Document, DocumentError};
+use super::engine::Engine;
 use super::ledger::{Entry, Ledger, key, of_podman};
 use super::quick::{self, Look};
 use super::report::Reporter;
@@ -51,7 +52,7 @@ pub(super) fn edit(
         Err(_) => return Ok(None),
     };
     let annotations = annotations(&value);
-    if is_sandbox(&annotations) {
+    if is_sandbox(&annotations, Engine::of_file(&value, &start.document(), start.id.as_deref())) {
         return Ok(None);
     }
     let asked = mentions_us(annotations.keys());
@@ -101,7 +102,7 @@ fn parse(document: &Document) -> Result<Value, DocumentError> {
 }
 
 /// Whether the daemon has granted that, by NRI.
-fn granted_by_daemon(roots: &Roots, id: &str, mark: &str) -> bool {
+pub(super) fn granted_by_daemon(roots: &Roots, id: &str, mark: &str) -> bool {
     matches!(
         Store::new(roots).read(id),
         Ok(Some(Record { verdict: Verdict::Granted { grant }, .. })) if grant.digest() == mark

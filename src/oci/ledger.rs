@@ -116,6 +116,24 @@ impl Ledger {
         )
     }
 
+    /// Whether a container by that identifier, whose document is in that folder, is on record with
+    /// that grant, whatever its runtime's state folder is: hooks are not told.
+    pub(super) fn has_granted(&self, id: &str, bundle: &Path, digest: &str) -> bool {
+        let end = format!("-{id}");
+        let mut keys = self.store.identifiers().containers.into_iter();
+        keys.any(|key| {
+            (key.ends_with(&end) || !key.contains('-'))
+                && matches!(
+                    self.read(&key),
+                    Ok(Some(Entry {
+                        record: Record { id: found, verdict: Verdict::Granted { grant }, .. },
+                        bundle: folder,
+                        ..
+                    })) if found == id && folder == bundle && grant.digest() == digest
+                )
+        })
+    }
+
     fn sweep(&self, kept: &str) {
         let keys = self.store.identifiers().containers;
         if keys.len() < MANY {

@@ -5,7 +5,7 @@
 //!             cmdline   what is wanted of a runtime
 //!             document  a file that is replaced as a whole, or not at all
 //!             json      its text, so that nothing is lost
-//!             container what it says of a container
+//!             container what it says of a container; engine who made it
 //!             admit     the decision; survey reads what it needs of the node
 //!             create, exec  the two edits
 //!             runtime   the real one, which takes our place
@@ -21,6 +21,7 @@ pub mod cmdline;
 pub mod container;
 mod create;
 pub mod document;
+pub mod engine;
 mod exec;
 pub mod hook;
 pub mod image;

@@ -8,3 +8,4 @@ mod bundles;
 mod rig;
 mod smc;
 mod staged;
+mod trust;

@@ -131,9 +131,39 @@ pub struct Narrowing {
 }
 
 impl Narrowing {
-    /// Whether it speaks of that pod.
+    /// What leaves no more than that allowance.
+    pub(super) fn to(allowance: &Allowance) -> Self {
+        let Allowance {
+            keys,
+            adapters,
+            adapters_too: _,
+            virtual_functions,
+            nodes,
+            memlock_max,
+            capabilities,
+            netns,
+            smc,
+            smc_sysctls,
+            on_refusal: _,
+        } = allowance.clone();
+        Self {
+            labels: BTreeMap::new(),
+            pods: BTreeSet::new(),
+            keys: Some(keys),
+            adapters: Some(adapters),
+            virtual_functions: Some(virtual_functions),
+            nodes: Some(nodes),
+            memlock_max,
+            capabilities: Some(capabilities),
+            netns: Some(netns),
+            smc: Some(smc),
+            smc_sysctls: Some(smc_sysctls),
+        }
+    }
+
+    /// Whether it speaks of that pod, or might, its labels being unknown.
     pub fn matches(&self, pod: &Pod) -> bool {
-        labels_match(&self.labels, &pod.labels)
+        (pod.unknown.labels || labels_match(&self.labels, &pod.labels))
             && (self.pods.is_empty() || matches_any(&self.pods, &pod.name))
     }
 
@@ -150,7 +180,8 @@ impl Narrowing {
         keep(&mut allowance.netns, self.netns.as_ref());
         keep(&mut allowance.smc, self.smc.as_ref());
         keep(&mut allowance.smc_sysctls, self.smc_sysctls.as_ref());
-        allowance.adapters_too.extend(self.adapters.clone());
+        let adapters = self.adapters.iter().filter(|adapters| !adapters.contains("*"));
+        allowance.adapters_too.extend(adapters.cloned());
         allowance.virtual_functions &= self.virtual_functions.unwrap_or(true);
         allowance.memlock_max =
             [allowance.memlock_max, self.memlock_max].into_iter().flatten().min();

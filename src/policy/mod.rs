@@ -3,14 +3,15 @@
 //! Only a pod's namespace and its runtime handler can be trusted: the API server and the node's
 //! own configuration put them there. They choose the rule. Labels and pod names are the tenant's
 //! own words: they may take away from what the rule gives ([`Narrowing`]) and add nothing.
+//! Where one of these is not known, whatever goes by it may only take away too.
 
 mod allowance;
+mod choice;
 mod parse;
 mod pools;
 mod smc;
 mod wrapper;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -99,40 +100,6 @@ impl Policy {
     pub fn from_toml(text: &str) -> Result<Self, PolicyError> {
         parse::from_toml(text)
     }
-
-    /// Where the file keeps something from that pod, to be named in a refusal: `[default] keys`,
-    /// `allow.keys of rule 2`, `keys of narrowing 1`. `has` tells whether an allowance has it.
-    pub fn place(&self, pod: &Pod, setting: &str, has: impl Fn(&Allowance) -> bool) -> String {
-        let rule = self.rules.iter().position(|rule| rule.matches(pod));
-        let given = rule.map_or(&self.default, |at| &self.rules[at].allow);
-        let mut left = Cow::Borrowed(given);
-        if has(&left) {
-            for (at, narrowing) in self.narrow.iter().enumerate().filter(|(_, n)| n.matches(pod)) {
-                narrowing.apply(left.to_mut());
-                if !has(&left) {
-                    return format!("{setting} of narrowing {}", at + 1);
-                }
-            }
-        }
-        match rule {
-            None => format!("[default] {setting}"),
-            Some(at) => format!("allow.{setting} of rule {}", at + 1),
-        }
-    }
-
-    /// What that pod may have: what the first rule that matches it gives, else the default, less
-    /// what every matching [`Narrowing`] takes away.
-    pub fn allowance(&self, pod: &Pod) -> Cow<'_, Allowance> {
-        let given =
-            self.rules.iter().find(|rule| rule.matches(pod)).map_or(&self.default, |r| &r.allow);
-        self.narrow.iter().filter(|narrowing| narrowing.matches(pod)).fold(
-            Cow::Borrowed(given),
-            |mut allowance, narrowing| {
-                narrowing.apply(allowance.to_mut());
-                allowance
-            },
-        )
-    }
 }
 
 /// A rule: whom it matches and what they may have.
@@ -141,14 +108,15 @@ impl Policy {
 pub struct Rule {
     /// Namespace names, `*` for any run of characters; empty matches every namespace.
     pub namespaces: BTreeSet<String>,
-    /// Runtime handlers, likewise.
+    /// Runtime handlers, likewise. On the wrapper's path a pod's handler is not known: a rule that
+    /// goes by it gives nothing there.
     pub runtime_handlers: BTreeSet<String>,
     /// What they may have.
     pub allow: Allowance,
 }
 
 impl Rule {
-    /// Whether the rule speaks of that pod.
+    /// Whether the rule speaks of that pod, of which everything is known.
     pub fn matches(&self, pod: &Pod) -> bool {
         let any = |patterns: &BTreeSet<String>, text: &str| {
             patterns.is_empty() || matches_any(patterns, text)

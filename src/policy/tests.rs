@@ -1,6 +1,8 @@
+use std::borrow::Cow;
+
 use super::*;
 use crate::inventory::{Driver, Hca, Home, NodeType, Role};
-use crate::request::{Key, NetnsRequest, NodeKind, SmcMethod};
+use crate::request::{Key, NetnsRequest, NodeKind, SmcMethod, Unknown};
 
 fn pod(namespace: &str, runtime_handler: &str) -> Pod {
     Pod { namespace: namespace.into(), runtime_handler: runtime_handler.into(), ..Pod::default() }
@@ -365,4 +367,77 @@ proptest::proptest! {
     fn no_pair_of_texts_panics(pattern in "[a*]{0,8}", text in "[ab]{0,8}") {
         let _ = wildcard(&pattern, &text);
     }
+}
+
+#[test]
+fn what_is_not_known_of_a_pod_takes_away_and_gives_nothing() {
+    let rules = |text: &str| Policy::from_toml(text).unwrap();
+    let unknown = |namespace: &str| Pod {
+        name: "p".into(),
+        unknown: Unknown { runtime_handler: true, labels: true },
+        ..pod(namespace, "")
+    };
+    let names = |policy: &Policy, namespace: &str| {
+        let allowance = policy.allowance(&unknown(namespace));
+        let adapters = ["mlx5_0", "mlx5_1"];
+        adapters.into_iter().filter(|name| allowance.permits(&hca(name, None))).collect::<Vec<_>>()
+    };
+    // A rule by handler gives nothing, whichever of the wrapper's it names.
+    let gives = |handler: &str| {
+        rules(&format!(
+            "wrapper_handlers = ['rdma-admin', 'rdma-tenant']\n[default]\nadapters = []\n[[rules]]\n\
+             runtime_handlers = ['{handler}']\nallow.adapters = ['*']\n"
+        ))
+    };
+    for (handler, expected) in [
+        ("rdma-admin", &[][..]),
+        ("rdma-tenant", &[]),
+        ("rdma-*", &[]),
+        ("", &[]),
+        ("other", &[]),
+        // One that matches every handler there is.
+        ("*", &["mlx5_0", "mlx5_1"]),
+    ] {
+        assert_eq!(names(&gives(handler), "x"), expected, "{handler}");
+    }
+    // One that keeps back does so, and says so; one of another namespace or handler does not.
+    let keeps = |rule: &str| {
+        rules(&format!(
+            "[[rules]]\n{rule}\nallow.adapters = ['mlx5_1']\nallow.on_refusal = 'refuse'\n[default]\n\
+             on_refusal = 'warn'\n"
+        ))
+    };
+    let guest = keeps("runtime_handlers = ['rdma']");
+    assert_eq!(names(&guest, "x"), ["mlx5_1"]);
+    assert_eq!(guest.allowance(&unknown("x")).on_refusal, OnRefusal::Refuse);
+    insta::assert_snapshot!(guest.doubts(&unknown("x")).join("\n"), @"rule 1 of config.toml goes by the runtime handler, which is not known here: what it keeps back is not given");
+    let place = guest.place(&unknown("x"), "adapters", |a| a.permits(&hca("mlx5_0", None)));
+    insta::assert_snapshot!(place, @"allow.adapters of rule 1, which may be the pod's: its runtime handler is not known here");
+    for rule in ["runtime_handlers = ['runc']", "runtime_handlers = ['rdma']\nnamespaces = ['y']"] {
+        let policy = keeps(rule);
+        assert_eq!(names(&policy, "x"), ["mlx5_0", "mlx5_1"], "{rule}");
+        assert!(policy.doubts(&unknown("x")).is_empty(), "{rule}");
+    }
+    // A rule before it that surely matches decides alone.
+    let sure = rules(
+        "[[rules]]\nnamespaces = ['x']\n[[rules]]\nruntime_handlers = ['rdma']\nallow.adapters = []\n",
+    );
+    assert_eq!(names(&sure, "x"), ["mlx5_0", "mlx5_1"]);
+    assert_eq!(names(&sure, "y"), [""; 0]);
+
+    // Labels likewise: what they would take is taken.
+    let labels = rules("[[narrow]]\nlabels = { tier = 'guest' }\nadapters = ['mlx5_1']\n");
+    assert_eq!(names(&labels, "x"), ["mlx5_1"]);
+    insta::assert_snapshot!(labels.doubts(&unknown("x")).join("\n"), @"narrowing 1 of config.toml goes by labels, which are not known here: it applies");
+    let place = labels.place(&unknown("x"), "adapters", |a| a.permits(&hca("mlx5_0", None)));
+    insta::assert_snapshot!(place, @"adapters of narrowing 1, which may be the pod's: its labels are not known here");
+    let by_name = rules(
+        "[[narrow]]\nlabels = { tier = 'guest' }\npods = ['q']\nadapters = []\n[[narrow]]\npods = \
+         ['p']\nadapters = ['mlx5_0']\n",
+    );
+    assert_eq!(names(&by_name, "x"), ["mlx5_0"]);
+    assert!(by_name.doubts(&unknown("x")).is_empty());
+    // Nothing of this where everything is known.
+    assert!(labels.doubts(&pod("x", "")).is_empty());
+    assert_eq!(*labels.allowance(&pod("x", "")), labels.default);
 }

@@ -471,6 +471,18 @@ pub struct Pod {
     pub labels: BTreeMap<String, String>,
     /// It shares the host's network namespace.
     pub host_network: bool,
+    /// What is empty above because nobody tells.
+    pub unknown: Unknown,
+}
+
+/// What the path does not tell of a pod: no engine writes it into the documents of containers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Unknown {
+    /// Its runtime handler.
+    pub runtime_handler: bool,
+    /// Its labels.
+    pub labels: bool,
 }
 
 /// A mount.

@@ -4,9 +4,15 @@
 //!
 //! The limit is that of the container's first process, which hands it on; a session of `exec` has
 //! the runtime's own.
+//!
+//! The file goes into the container's root, which may be another container's too, or the host's
+//! (`--rootfs`): so no file is written where the root is to be read only or is the host's, and none
+//! replaced that was written for another container.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,11 +22,15 @@ use serde_json::Value;
 use super::super::OciError;
 use super::super::admit::Station;
 use super::super::container::{self, Beside, Network};
+use super::super::create;
 use super::super::document::Document;
+use super::super::engine::Engine;
+use super::super::json::{self, JsonError};
+use super::super::ledger::Ledger;
 use super::Call;
 use super::state::{LONGEST, State};
 use crate::grant::{Grant, Inventory, MemlockGrant, Outcome, decide};
-use crate::inventory::runtime_limits::of_process;
+use crate::inventory::runtime_limits::{in_user_namespace, of_process};
 use crate::inventory::{self, Focus, Node, PodView, rdma_netlink};
 use crate::netns::pod_view;
 use crate::policy::{self, Policy};
@@ -33,18 +43,21 @@ use crate::roots::Roots;
 
 /// How long GIDs of new addresses are waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// First line of a file of ours, which NCCL passes over.
-const HEAD: &str = "# Made by rdma-ctk from the CDI devices of this container.\n";
+/// Beginning of a file of ours, in a line that NCCL passes over.
+const OURS: &str = "# Made by rdma-ctk from the CDI devices of container ";
+/// The only file that is written.
+const NCCL_CONF: &str = "/etc/nccl.conf";
 
 /// `cdi`
 pub(super) fn run(call: &Call<'_>) -> Result<(), OciError> {
     let state = State::parse(&call.input(LONGEST)?)?;
     let roots = &call.surroundings.roots;
     let document = Document::read(&state.bundle.join("config.json"))?;
-    let document: Value = serde_json::from_slice(&document.text)
+    let document = read_document(&document)
         .map_err(|error| refused(format!("{}: {error}", state.bundle.display())))?;
     let mut annotations = container::annotations(&document);
-    if annotations.remove(MARKER).is_some() {
+    // Anybody can write one: it is believed where it is on record.
+    if annotations.remove(MARKER).is_some_and(|mark| is_granted(call, &state, &mark)) {
         // The plugin or the wrapper has given it more than this could.
         return Ok(());
     }
@@ -57,6 +70,7 @@ pub(super) fn run(call: &Call<'_>) -> Result<(), OciError> {
         id: &state.id,
         inherited: limits.memlock,
         user_namespace: station.user_namespace,
+        engine: Engine::of(&document, &state.bundle, &state.id),
         ..Beside::default()
     };
     let mut container = container::read(&document, &annotations, &beside)
@@ -78,26 +92,53 @@ pub(super) fn run(call: &Call<'_>) -> Result<(), OciError> {
         memlock_ceiling: station.limits.ceiling,
         ..Carrier::default()
     };
-    let grant = grant(&names, container, carrier, &Inventory::of(&node, &view), &policy)?;
+    let pod = container.pod.clone();
+    let mut grant = grant(&names, container, carrier, &Inventory::of(&node, &view), &policy)?;
+    grant.warnings.extend(policy.doubts(&pod));
     for warning in &grant.warnings {
         call.warn(&format!("container {}: {warning}", state.id));
     }
     if let Some(limit) = grant.memlock {
         raise(state.pid, limit)?;
     }
-    match root_of(&document, &state.bundle).map(|root| tell(&root, &grant)) {
-        None => call.warn(&format!("container {}: its root is not to be seen here", state.id)),
-        Some(Ok(Told::Nothing)) => {}
-        Some(Ok(Told::Written)) => {
+    let told = match Place::of(&document, &state.bundle) {
+        Place::Root(root) => tell(&root, &grant, &state.id),
+        Place::None(why) => Ok(Told::Nowhere(why)),
+    };
+    match told {
+        Ok(Told::Nothing) => {}
+        Ok(Told::Written) => {
             let names = names.into_iter().collect::<Vec<_>>().join(", ");
             call.note(&format!("container {}: {names} in its nccl.conf", state.id));
         }
-        Some(Ok(Told::Theirs)) => {
+        Ok(Told::Theirs) => {
             call.note(&format!("container {}: the nccl.conf of its image stays", state.id));
         }
-        Some(Err(why)) => call.warn(&format!("container {}: no nccl.conf: {why}", state.id)),
+        Ok(Told::Anothers) => call.warn(&format!(
+            "container {}: no nccl.conf: the one that is there was written for another container",
+            state.id
+        )),
+        Ok(Told::Nowhere(_)) if grant.files.is_empty() => {}
+        Ok(Told::Nowhere(why)) => {
+            call.warn(&format!("container {}: no nccl.conf: {why}", state.id));
+        }
+        Err(why) => call.warn(&format!("container {}: no nccl.conf: {why}", state.id)),
     }
     Ok(())
+}
+
+/// The document, if all readers would see the same in it.
+fn read_document(document: &Document) -> Result<Value, JsonError> {
+    let value = json::read(&document.text)?;
+    container::ambiguous(&value).map_or(Ok(value), |member| Err(JsonError::Case(member)))
+}
+
+/// Whether that mark is one that was given: by the daemon, by the wrapper, or by podman's hook.
+fn is_granted(call: &Call<'_>, state: &State, mark: &str) -> bool {
+    let roots = &call.surroundings.roots;
+    let user = in_user_namespace(roots, std::process::id()) || !nix::unistd::geteuid().is_root();
+    create::granted_by_daemon(roots, &state.id, mark)
+        || Ledger::of(call.surroundings, user).has_granted(&state.id, &state.bundle, mark)
 }
 
 fn refused(sentence: String) -> OciError {
@@ -175,10 +216,31 @@ fn raise(pid: u32, limit: MemlockGrant) -> Result<(), OciError> {
     })
 }
 
-/// The container's root, as the document says it.
-fn root_of(document: &Value, bundle: &Path) -> Option<Rootfs> {
-    let path = document["root"]["path"].as_str().filter(|path| !path.is_empty())?;
-    Rootfs::open(&bundle.join(path))
+/// Where the container's file could go.
+enum Place {
+    /// Into its root.
+    Root(Rootfs),
+    /// Nowhere, and why.
+    None(&'static str),
+}
+
+impl Place {
+    fn of(document: &Value, bundle: &Path) -> Self {
+        let root = &document["root"];
+        if root["readonly"] == true {
+            return Self::None("its root is read-only");
+        }
+        let Some(path) = root["path"].as_str().filter(|path| !path.is_empty()) else {
+            return Self::None("its root is not in its document");
+        };
+        let path = bundle.join(path);
+        let is = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        match (Rootfs::open(&path), is(&path)) {
+            (Some(_), found) if found == is(Path::new("/")) => Self::None("its root is the host's"),
+            (Some(root), _) => Self::Root(root),
+            (None, _) => Self::None("its root is not to be seen here"),
+        }
+    }
 }
 
 /// What became of nccl.conf.
@@ -190,29 +252,41 @@ enum Told {
     Written,
     /// The image has one, which stays.
     Theirs,
+    /// One of ours stays that tells another container something else.
+    Anothers,
+    /// There is no place for it, and why.
+    Nowhere(&'static str),
 }
 
-/// Writes the grant's files into the container's root.
-fn tell(root: &Rootfs, grant: &Grant) -> io::Result<Told> {
-    let mut told = Told::Nothing;
-    for file in grant.files.iter().filter(|file| file.path == "/etc/nccl.conf") {
-        told = if root.put(&file.path, &format!("{HEAD}{}", file.content), HEAD)? {
-            Told::Written
-        } else {
-            Told::Theirs
-        };
+/// Writes the grant's file into the container's root.
+fn tell(root: &Rootfs, grant: &Grant, id: &str) -> io::Result<Told> {
+    let Some(file) = grant.files.iter().find(|file| file.path == NCCL_CONF) else {
+        return Ok(Told::Nothing);
+    };
+    let head = format!("{OURS}{}.\n", id.escape_default());
+    if root.put(NCCL_CONF, &format!("{head}{}", file.content), &head)? {
+        return Ok(Told::Written);
     }
-    Ok(told)
+    let present = root.read(NCCL_CONF).filter(|text| text.starts_with(OURS));
+    Ok(match present.as_deref().and_then(|text| text.split_once('\n')) {
+        Some((_, content)) if content == file.content => Told::Written,
+        Some(_) => Told::Anothers,
+        None => Told::Theirs,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
+    use serde_json::json;
+
+    use super::super::super::Surroundings;
+    use super::super::super::ledger::{Entry, key};
     use super::*;
     use crate::grant::GrantedFile;
     use crate::grant::tests::machines::{infiniband, roce};
+    use crate::records::{PodName, Record, Store, Verdict};
     use crate::request::{Device, Limit};
 
     fn node() -> Node {
@@ -280,19 +354,87 @@ mod tests {
         fs::create_dir(folder.path().join("etc")).unwrap();
         let root = Rootfs::open(folder.path()).unwrap();
         let grant = |content: &str| Grant {
-            files: vec![GrantedFile { path: "/etc/nccl.conf".into(), content: content.into() }],
+            files: vec![GrantedFile { path: NCCL_CONF.into(), content: content.into() }],
             ..Grant::default()
         };
-        assert_eq!(tell(&root, &Grant::default()).unwrap(), Told::Nothing);
-        assert_eq!(tell(&root, &grant("A=1\n")).unwrap(), Told::Written);
-        assert_eq!(fs::read_to_string(&file).unwrap(), format!("{HEAD}A=1\n"));
+        let text = |id: &str, content: &str| format!("{OURS}{id}.\n{content}");
+        assert_eq!(tell(&root, &Grant::default(), "c1").unwrap(), Told::Nothing);
+        assert_eq!(tell(&root, &grant("A=1\n"), "c1").unwrap(), Told::Written);
+        assert_eq!(fs::read_to_string(&file).unwrap(), text("c1", "A=1\n"));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o444);
-        assert_eq!(tell(&root, &grant("B=2\n")).unwrap(), Told::Written);
-        assert_eq!(fs::read_to_string(&file).unwrap(), format!("{HEAD}B=2\n"));
+        assert_eq!(tell(&root, &grant("B=2\n"), "c1").unwrap(), Told::Written);
+        assert_eq!(fs::read_to_string(&file).unwrap(), text("c1", "B=2\n"));
+        // Another container in the same root, and one whose name would be a line of its own.
+        assert_eq!(tell(&root, &grant("B=2\n"), "c2").unwrap(), Told::Written);
+        for id in ["c2", "c", "c1.\nC=3"] {
+            assert_eq!(tell(&root, &grant("C=3\n"), id).unwrap(), Told::Anothers, "{id}");
+            assert_eq!(fs::read_to_string(&file).unwrap(), text("c1", "B=2\n"));
+        }
         fs::remove_file(&file).unwrap();
         fs::write(&file, "C=3\n").unwrap();
-        assert_eq!(tell(&root, &grant("B=2\n")).unwrap(), Told::Theirs);
+        assert_eq!(tell(&root, &grant("B=2\n"), "c1").unwrap(), Told::Theirs);
         assert_eq!(fs::read_to_string(&file).unwrap(), "C=3\n");
+    }
+
+    #[test]
+    fn no_file_goes_into_a_root_that_is_not_the_containers_to_write() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("rootfs")).unwrap();
+        let of = |root: Value| match Place::of(&json!({ "root": root }), folder.path()) {
+            Place::Root(_) => "",
+            Place::None(why) => why,
+        };
+        assert_eq!(of(json!({ "path": "rootfs" })), "");
+        assert_eq!(of(json!({ "path": "rootfs", "readonly": false })), "");
+        assert_eq!(of(json!({ "path": "rootfs", "readonly": true })), "its root is read-only");
+        assert_eq!(of(json!({ "path": "/" })), "its root is the host's");
+        assert_eq!(of(json!({ "path": "none" })), "its root is not to be seen here");
+        assert_eq!(of(json!(null)), "its root is not in its document");
+    }
+
+    #[test]
+    fn a_mark_is_believed_where_it_is_on_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let roots = Roots::below(folder.path());
+        let surroundings = Surroundings { roots: roots.clone(), variable: &|_| None };
+        let call = Call { surroundings: &surroundings, from: None, record: None };
+        let bundle = folder.path().join("bundle");
+        fs::create_dir(&bundle).unwrap();
+        let state = State { id: "c1".into(), bundle: bundle.clone(), ..State::default() };
+        let granted = |mark: &str| is_granted(&call, &state, mark);
+        let mark = Grant::default().digest();
+        assert!(!granted(&mark) && !granted("forged") && !granted(""));
+        let record = |id: &str| Record {
+            id: id.into(),
+            name: "main".into(),
+            pod: PodName::default(),
+            runtime: "x".into(),
+            at: 1,
+            verdict: Verdict::Granted { grant: Box::default() },
+        };
+        let entry = |id: &str, bundle: &Path| Entry {
+            record: record(id),
+            bundle: bundle.to_owned(),
+            request: None,
+            limits: Vec::new(),
+        };
+        // The wrapper's, or of podman's hook: of that container, in that folder.
+        let ledger = Ledger::of(&surroundings, false);
+        ledger.prepare().unwrap();
+        let key = key(Some("/run/runc".as_ref()), "c1".as_ref());
+        for (id, bundle, expected) in
+            [("c1", bundle.as_path(), true), ("c2", &bundle, false), ("c1", folder.path(), false)]
+        {
+            ledger.write(&key, &entry(id, bundle)).unwrap();
+            assert_eq!(granted(&mark), expected, "{id} {}", bundle.display());
+            assert!(!granted("forged"));
+        }
+        ledger.remove(&key).unwrap();
+        // The daemon's.
+        let store = Store::new(&roots);
+        store.prepare_containers().unwrap();
+        store.write(&record("c1")).unwrap();
+        assert!(granted(&mark) && !granted("forged"));
     }
 
     #[test]

@@ -13,11 +13,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::super::OciError;
 use super::super::container::{self, Beside};
+use super::super::document::Document;
+use super::super::engine::Engine;
 use super::super::ledger::{Entry, Ledger};
 use super::super::smc;
 use super::super::survey;
+use super::super::{OciError, json};
 use super::state::{LONGEST, State};
 use super::{Call, HookError};
 use crate::grant::{Grant, Outcome, SmcGrant};
@@ -158,7 +160,13 @@ fn same_adapters(one: &Grant, other: &Grant) -> bool {
 /// is genuine is not known here; a forged one only keeps its pod from being told.
 fn gate(call: &Call<'_>, state: &State) -> Result<(), OciError> {
     let Some(annotations) = &state.annotations else { return Ok(()) };
-    if !mentions_us(annotations.keys()) || container::is_sandbox(annotations) {
+    if !mentions_us(annotations.keys()) {
+        return Ok(());
+    }
+    let document = Document::read(&state.bundle.join("config.json")).ok();
+    let document = document.and_then(|document| json::read(&document.text).ok());
+    let engine = Engine::of(&document.unwrap_or_default(), &state.bundle, &state.id);
+    if container::is_sandbox(annotations, engine) {
         return Ok(());
     }
     if annotations.contains_key(MARKER) {
@@ -170,7 +178,7 @@ fn gate(call: &Call<'_>, state: &State) -> Result<(), OciError> {
         Ok(policy) => policy,
         Err(problem) => return refused(format!("the policy is broken: {problem}")),
     };
-    let beside = Beside { id: &state.id, ..Beside::default() };
+    let beside = Beside { id: &state.id, engine, ..Beside::default() };
     let read = container::read(&Value::Null, annotations, &beside);
     let container = match read {
         Ok(container) => container,
@@ -232,9 +240,11 @@ mod tests {
     use super::*;
     use crate::roots::Roots;
 
-    fn gated(annotations: &[(&str, &str)]) -> Option<String> {
+    /// What comes of a container with those annotations, whose bundle is that.
+    fn gated_in(bundle: &Path, annotations: &[(&str, &str)]) -> Option<String> {
         let state = State {
             id: "c1".into(),
+            bundle: bundle.to_owned(),
             annotations: Some(
                 annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
             ),
@@ -246,25 +256,50 @@ mod tests {
         gate(&call, &state).err().map(|error| error.to_string())
     }
 
+    const ASKS: (&str, &str) = ("devices.rdma-ctk.io", "all");
+    const CONTAINER: (&str, &str) = ("io.kubernetes.cri.container-type", "container");
+    const SHIMS: &str = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/c1";
+
     #[test]
     fn a_container_that_asks_and_carries_nothing_does_not_start() {
-        let asks = ("devices.rdma-ctk.io", "all");
+        let gated = |annotations: &[_]| gated_in(SHIMS.as_ref(), annotations);
         assert!(
-            gated(&[asks]).unwrap().starts_with("devices.rdma-ctk.io=all: the container carries")
+            gated(&[ASKS]).unwrap().starts_with("devices.rdma-ctk.io=all: the container carries")
         );
         for annotations in [
             &[][..],
             &[("other.example", "x")],
-            &[asks, ("io.kubernetes.cri.container-name", "istio-proxy")],
+            &[ASKS, CONTAINER, ("io.kubernetes.cri.container-name", "istio-proxy")],
             &[("devices.rdma-ctk.io", "none")],
-            &[asks, (MARKER, "0fac37c0a5e33e5b")],
-            &[asks, ("io.kubernetes.cri-o.ContainerType", "sandbox")],
+            &[ASKS, (MARKER, "0fac37c0a5e33e5b")],
+            &[ASKS, ("io.kubernetes.cri.container-type", "sandbox")],
             &[
                 ("devices.rdma-ctk.io/container.other", "all"),
+                CONTAINER,
                 ("io.kubernetes.cri.container-name", "main"),
             ],
         ] {
             assert_eq!(gated(annotations), None, "{annotations:?}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_is_passed_by_the_word_of_its_engine_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let crio = ("io.kubernetes.cri-o.ContainerType", "sandbox");
+        let containerd = ("io.kubernetes.cri.container-type", "sandbox");
+        let name = ("io.kubernetes.cri.container-name", "istio-proxy");
+        for (group, annotations, passes) in [
+            ("pod.slice:crio:c1", &[ASKS, crio][..], true),
+            ("pod.slice:crio:c1", &[ASKS, containerd], false),
+            ("machine.slice:libpod:c1", &[ASKS, crio], false),
+            ("machine.slice:libpod:c1", &[ASKS, containerd], false),
+            ("machine.slice:libpod:c1", &[ASKS, CONTAINER, name], false),
+        ] {
+            let text = format!("{{\"linux\":{{\"cgroupsPath\":\"{group}\"}}}}");
+            std::fs::write(folder.path().join("config.json"), text).unwrap();
+            let refused = gated_in(folder.path(), annotations);
+            assert_eq!(refused.is_none(), passes, "{group} {annotations:?}: {refused:?}");
         }
     }
 }

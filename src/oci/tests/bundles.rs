@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::rig::{Rig, asking, differences, documents};
+use super::rig::{Rig, asking, differences, documents, rig_for};
 use crate::records::Verdict;
 
 /// Where a grant may change a document.
@@ -38,7 +38,7 @@ fn is_sandbox(document: &Value) -> bool {
 #[test]
 fn documents_of_all_engines_get_what_is_granted_and_nothing_else_changes() {
     for (name, document) in documents() {
-        let rig = Rig::new("soft-roce");
+        let rig = rig_for(&name);
         let document = asking(&document, "devices.rdma-ctk.io", "all");
         let (edited, replaced) = rig.edit(&document).unwrap();
         if is_sandbox(&document) {
@@ -76,7 +76,7 @@ fn documents_of_all_engines_get_what_is_granted_and_nothing_else_changes() {
 #[test]
 fn c07_a_container_that_does_not_ask_keeps_its_file() {
     for (name, document) in documents() {
-        let rig = Rig::new("soft-roce");
+        let rig = rig_for(&name);
         for document in [
             asking(&document, "other.example", "all"),
             asking(&document, "devices.rdma-ctk.io", "none"),

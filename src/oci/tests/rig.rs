@@ -41,6 +41,7 @@ pub struct Rig {
     pub folder: tempfile::TempDir,
     pub roots: Roots,
     path: String,
+    bundle: PathBuf,
 }
 
 impl Rig {
@@ -57,9 +58,10 @@ impl Rig {
         }
         fs::create_dir_all(roots.proc.join("self")).unwrap();
         symlink(bin.join("rdma-ctk-runtime"), roots.proc.join("self/exe")).unwrap();
-        fs::create_dir_all(folder.path().join("bundle")).unwrap();
+        let bundle = folder.path().join("bundle");
+        fs::create_dir_all(&bundle).unwrap();
         let path = bin.display().to_string();
-        Self { folder, roots, path }
+        Self { folder, roots, path, bundle }
     }
 
     pub fn policy(&self, text: &str) {
@@ -67,8 +69,16 @@ impl Rig {
         fs::write(self.roots.etc.join("rdma-ctk/config.toml"), text).unwrap();
     }
 
+    /// The same, its bundle where containerd has those of Kubernetes: that of `c1`.
+    pub fn in_kubernetes(machine: &str) -> Self {
+        let mut rig = Self::new(machine);
+        rig.bundle = rig.folder.path().join("io.containerd.runtime.v2.task/k8s.io/c1");
+        fs::create_dir_all(&rig.bundle).unwrap();
+        rig
+    }
+
     pub fn bundle(&self) -> PathBuf {
-        self.folder.path().join("bundle")
+        self.bundle.clone()
     }
 
     pub fn config(&self) -> PathBuf {
@@ -127,6 +137,11 @@ impl Rig {
     pub fn records(&self) -> Records {
         read_all(&self.roots)
     }
+}
+
+/// A machine for a document by that name.
+pub fn rig_for(name: &str) -> Rig {
+    if name.starts_with("cri.") { Rig::in_kubernetes("soft-roce") } else { Rig::new("soft-roce") }
 }
 
 /// The document with that annotation, and without others of ours.
