@@ -13,6 +13,7 @@ use crate::edit::oci::{Beside, apply};
 use crate::grant::{Grant, Outcome};
 use crate::oci::admit::{Admission, Candidate, Station, admit};
 use crate::oci::container::{ambiguous, annotations, is_sandbox};
+use crate::oci::engine::Engine;
 use crate::oci::json::{self as document, JsonError};
 use crate::oci::{Surroundings, runtime};
 use crate::policy::Policy;
@@ -66,7 +67,12 @@ pub(super) fn explain(
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or_else(|| Path::new("."));
     let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
-    let id = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // podman and CRI-O have the document one folder below that of the container.
+    let named = match folder.file_name() {
+        Some(name) if name == "userdata" => folder.parent().and_then(Path::file_name),
+        name => name,
+    };
+    let id = named.unwrap_or_default().to_string_lossy().into_owned();
     let station = station(roots, by);
     let annotations = annotations(&value);
     let mut notes = Vec::new();
@@ -86,7 +92,7 @@ pub(super) fn explain(
             path: path.clone(),
             sentence: refusal.sentence,
         })?;
-    if is_sandbox(&annotations) {
+    if is_sandbox(&annotations, Engine::of(&value, &folder, &id)) {
         outcome = Outcome::LeftAlone { reason: "it is the sandbox of a pod".to_owned() };
     }
     if pending {
