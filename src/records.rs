@@ -401,6 +401,11 @@ impl Store {
         Ok(path)
     }
 
+    /// The folder in which each container's files are.
+    pub fn files_folder(&self) -> PathBuf {
+        self.folder.join("files")
+    }
+
     /// Where [`Store::write_file`] puts that file.
     pub fn file_path(&self, id: &str, file: &GrantedFile) -> Result<PathBuf, RecordError> {
         let name = file.path.rsplit('/').next().unwrap_or_default();

@@ -55,6 +55,13 @@ impl Rootfs {
         self.at(path, OFlag::O_PATH).is_some()
     }
 
+    /// Whether a regular file without a byte is at that path, and no link to one.
+    pub fn is_empty_file(&self, path: &str) -> bool {
+        let found = self.at(path, OFlag::O_PATH | OFlag::O_NOFOLLOW);
+        let found = found.and_then(|file| file.metadata().ok());
+        found.is_some_and(|found| found.is_file() && found.len() == 0)
+    }
+
     /// Text of a regular file; `None` where there is none, or it is longer than 64 KiB.
     pub fn read(&self, path: &str) -> Option<String> {
         let file = self.regular(path)?;
@@ -71,8 +78,8 @@ impl Rootfs {
         Some(head)
     }
 
-    /// Writes a small file that everybody may read and nobody write. One that is there and does not
-    /// begin with `head` is somebody else's and stays: false then.
+    /// Writes a small file that everybody may read and nobody write. One that is there, is not empty
+    /// and does not begin with `head` is somebody else's and stays: false then.
     ///
     /// # Errors
     /// There is no folder for it, or it cannot be written.
@@ -81,7 +88,7 @@ impl Rootfs {
         let folder = self
             .at(folder, OFlag::O_PATH | OFlag::O_DIRECTORY)
             .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-        if self.read(path).is_some_and(|old| old.starts_with(head)) {
+        if self.is_empty_file(path) || self.read(path).is_some_and(|old| old.starts_with(head)) {
             unlinkat(&folder, name, UnlinkatFlags::NoRemoveDir)?;
         }
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_NOFOLLOW;
@@ -177,6 +184,15 @@ mod tests {
         assert!(!root.put("/out", "x", "outside").unwrap());
         assert_eq!(fs::read_to_string(&outside).unwrap(), "outside");
         assert!(root.put("/etc/new", "ours\n", "ours").unwrap());
+        let path = folder.path().join("root");
+        fs::write(path.join("etc/empty"), "").unwrap();
+        symlink("/etc/empty", path.join("link")).unwrap();
+        assert!(root.is_empty_file("/etc/empty"));
+        for name in ["link", "pipe", "etc", "none", "etc/file"] {
+            assert!(!root.is_empty_file(name), "{name}");
+        }
+        assert!(!root.put("/link", "ours\n", "ours").unwrap());
+        assert!(root.put("/etc/empty", "ours\n", "ours").unwrap());
         assert!(root.put("/none/new", "ours\n", "ours").is_err());
     }
 }

@@ -4,3 +4,4 @@ pub mod cdi;
 #[cfg(feature = "nri")]
 pub mod nri;
 pub mod oci;
+pub mod revert;

@@ -76,6 +76,9 @@ const START: Table = Table {
     switches: b"d",
 };
 
+/// Flags of `delete`.
+const DELETE: Table = Table { with_value: &[], crun: &[], switches: b"fr" };
+
 /// Flags of `exec`.
 const EXEC: Table = Table {
     with_value: &[
@@ -135,6 +138,11 @@ pub enum Action {
         /// The process document.
         process: PathBuf,
         /// Container that it runs in; `None` when the command line names none.
+        id: Option<OsString>,
+    },
+    /// `delete`: what is on record of a container that has no hook for that goes.
+    Delete {
+        /// The container; `None` when the command line names none.
         id: Option<OsString>,
     },
     /// Everything else goes to the real runtime as it is.
@@ -231,6 +239,7 @@ pub fn parse<A: AsRef<OsStr>>(arguments: &[A]) -> CommandLine {
         line.action = match subcommand.as_ref().as_bytes() {
             b"create" | b"run" | b"restore" => Action::Start(start(rest)),
             b"exec" => exec(rest),
+            b"delete" => Action::Delete { id: delete(rest) },
             other if OTHERS.contains(&other) => Action::Pass,
             // Rather an edit too many than a container without.
             _ => {
@@ -265,6 +274,16 @@ fn read_start<A: AsRef<OsStr>>(arguments: &[A], reader: Reader) -> (Start, bool)
     }
     start.id = flags.positional.map(OsStr::to_owned);
     (start, flags.is_plain)
+}
+
+fn delete<A: AsRef<OsStr>>(arguments: &[A]) -> Option<OsString> {
+    let mut flags = Flags::new(arguments, &DELETE, Order::Mixed, Reader::Go);
+    let mut pattern = false;
+    while let Some(flag) = flags.next() {
+        // crun's: what follows is no identifier then.
+        pattern |= matches!(flag.name, b"regex" | b"r");
+    }
+    flags.positional.map(OsStr::to_owned).filter(|_| !pattern)
 }
 
 fn exec<A: AsRef<OsStr>>(arguments: &[A]) -> Action {

@@ -12,7 +12,7 @@ use super::engine::Engine;
 use super::ledger::{Entry, Ledger, key, of_podman};
 use super::quick::{self, Look};
 use super::report::Reporter;
-use super::{HOOK, OciError, Surroundings, json, runtime};
+use super::{HOOK, OciError, Surroundings, earlier, existing, gone, json, runtime};
 use crate::edit::oci::{Beside, Hook, apply};
 use crate::grant::{Grant, Outcome};
 use crate::policy;
@@ -33,27 +33,55 @@ pub(super) fn edit(
     start: &Start,
     reporter: &Reporter,
 ) -> Result<Option<PathBuf>, OciError> {
+    let done = decide(surroundings, line, start, reporter)?;
+    if let (Recorded::No, Some(id)) = (done.recorded, &start.id) {
+        gone::at_start(surroundings, line, id, done.runtime.as_deref(), reporter);
+    }
+    Ok(done.runtime)
+}
+
+/// What came of a start.
+struct Done {
+    /// The runtime, if it was looked for.
+    runtime: Option<PathBuf>,
+    recorded: Recorded,
+}
+
+/// Whether what is on record by the container's name is this container's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recorded {
+    Yes,
+    No,
+}
+
+fn decide(
+    surroundings: &Surroundings<'_>,
+    line: &CommandLine,
+    start: &Start,
+    reporter: &Reporter,
+) -> Result<Done, OciError> {
+    const NOTHING: Result<Done, OciError> = Ok(Done { runtime: None, recorded: Recorded::No });
     let document = match Document::read(&start.document()) {
         Ok(document) => document,
         // What is not there, or cannot be read, the runtime will say better.
-        Err(DocumentError::Folder { .. } | DocumentError::Read { .. }) => return Ok(None),
+        Err(DocumentError::Folder { .. } | DocumentError::Read { .. }) => return NOTHING,
         Err(DocumentError::Long { .. }) if !quick::mentions_us(&start.document()) => {
-            return Ok(None);
+            return NOTHING;
         }
         Err(problem) => return Err(problem.into()),
     };
     let look = quick::look(&document.text);
     if look == Look::Nothing {
-        return Ok(None);
+        return NOTHING;
     }
-    let value = match parse(&document) {
+    let mut value = match parse(&document) {
         Ok(value) => value,
         Err(problem) if look == Look::Mentioned => return Err(problem.into()),
-        Err(_) => return Ok(None),
+        Err(_) => return NOTHING,
     };
     let annotations = annotations(&value);
     if is_sandbox(&annotations, Engine::of_file(&value, &start.document(), start.id.as_deref())) {
-        return Ok(None);
+        return NOTHING;
     }
     let asked = mentions_us(annotations.keys());
     let policy = match policy::load(&surroundings.roots) {
@@ -63,29 +91,35 @@ pub(super) fn edit(
         }
         Err(problem) => {
             reporter.warn(&format!("the policy is broken: {problem}"));
-            return Ok(None);
+            return NOTHING;
         }
     };
     let runtime = runtime::find(surroundings)?;
-    let station = Station::here(&surroundings.roots, CarrierPath::Wrapper, Some(&runtime));
     let id = start.id.clone().unwrap_or_default();
-    let ledger =
-        Ledger::of(surroundings, station.user_namespace || !nix::unistd::geteuid().is_root());
+    if existing::is_there(surroundings, line, &id, Some(&runtime)) {
+        // The runtime will say so; document, record and files are those of the one that is there.
+        return Ok(Done { runtime: Some(runtime), recorded: Recorded::Yes });
+    }
+    let station = Station::here(&surroundings.roots, CarrierPath::Wrapper, Some(&runtime));
+    let ledger = Ledger::here(surroundings);
     let key = key(line.root.as_deref(), &id);
     let id = id.to_string_lossy().into_owned();
     let bundle = document.path().parent().unwrap_or_else(|| Path::new(".")).to_owned();
-    let mark = annotations.get(MARKER);
-    let known = mark.is_some_and(|mark| {
-        ledger.confirms(&key, mark)
-            || ledger.confirms(&of_podman(start.id.as_deref().unwrap_or_default()), mark)
-            || granted_by_daemon(&surroundings.roots, &id, mark)
+    let podman = of_podman(start.id.as_deref().unwrap_or_default());
+    let known = annotations.get(MARKER).is_some_and(|mark| {
+        ledger.confirms(&podman, mark) || granted_by_daemon(&surroundings.roots, &id, mark)
     });
+    let mut earlier = None;
+    if !known && let Some(found) = earlier::take_out(&document, &value, &ledger)? {
+        earlier = Some(found.text);
+        value = found.value;
+    }
     let candidate = Candidate { document: &value, bundle: &bundle, id: &id, granted_before: known };
     let admission = admit(&surroundings.roots, &policy, &station, &candidate)
         .map_err(|refusal| OciError::Refused { sentence: refusal.sentence })?;
-    let keeper = Keeper { ledger, key, bundle, reporter };
-    keeper.settle(surroundings, document, value, id, admission)?;
-    Ok(Some(runtime))
+    let keeper = Keeper { ledger, key, bundle, document, earlier, reporter };
+    let recorded = keeper.settle(surroundings, value, id, admission)?;
+    Ok(Done { runtime: Some(runtime), recorded })
 }
 
 fn parse(document: &Document) -> Result<Value, DocumentError> {
@@ -114,6 +148,9 @@ struct Keeper<'a> {
     ledger: Ledger,
     key: String,
     bundle: PathBuf,
+    document: Document,
+    /// What the document was before an earlier start, if that has left something in it.
+    earlier: Option<Vec<u8>>,
     reporter: &'a Reporter,
 }
 
@@ -121,11 +158,10 @@ impl Keeper<'_> {
     fn settle(
         &self,
         surroundings: &Surroundings<'_>,
-        document: Document,
         value: Value,
         id: String,
         admission: Admission,
-    ) -> Result<(), OciError> {
+    ) -> Result<Recorded, OciError> {
         let pod = &admission.container.pod;
         let entry = |verdict: Verdict| Entry {
             record: Record {
@@ -141,10 +177,14 @@ impl Keeper<'_> {
             limits: Vec::new(),
         };
         match admission.outcome {
-            Outcome::NotAsked => Ok(()),
+            Outcome::NotAsked => {
+                self.put_back()?;
+                Ok(Recorded::No)
+            }
             Outcome::LeftAlone { reason } => {
+                self.put_back()?;
                 self.reporter.note(&format!("container {id} is left alone: {reason}"));
-                Ok(())
+                Ok(Recorded::No)
             }
             Outcome::Refused(refusal) => {
                 let sentence = refusal.sentence;
@@ -152,30 +192,45 @@ impl Keeper<'_> {
                 Err(OciError::Refused { sentence })
             }
             Outcome::Waived(refusal) => {
+                self.put_back()?;
                 let sentence = refusal.sentence;
                 self.reporter.warn(&format!("starts without, as policy says: {sentence}"));
                 self.put_down(&entry(Verdict::Waived { sentence }));
-                Ok(())
+                Ok(Recorded::Yes)
             }
             Outcome::Granted(grant) => {
                 let entry = Entry {
                     request: admission.request.filter(|_| admission.pending || grant.smc.is_some()),
                     ..entry(Verdict::Granted { grant: grant.clone() })
                 };
-                self.give(surroundings, &document, value, &grant, entry)
+                let given = self.give(surroundings, value, &grant, entry);
+                if given.is_err() {
+                    // Nothing was granted then.
+                    let _ = self.ledger.remove(&self.key);
+                }
+                given.map(|()| Recorded::Yes)
             }
         }
+    }
+
+    /// Makes the document what it was before an earlier start, for a container that gets nothing now.
+    fn put_back(&self) -> Result<(), DocumentError> {
+        if let Some(before) = &self.earlier {
+            self.document.replace(before)?;
+            self.document.forget();
+        }
+        Ok(())
     }
 
     /// Writes the grant into the document; what it needs beside is there before.
     fn give(
         &self,
         surroundings: &Surroundings<'_>,
-        document: &Document,
         mut value: Value,
         grant: &Grant,
         mut entry: Entry,
     ) -> Result<(), OciError> {
+        let path = || self.document.path().to_owned();
         let mut files = Vec::with_capacity(grant.files.len());
         let prepared = self.ledger.prepare();
         // Without a record nobody would turn its sockets later.
@@ -196,22 +251,18 @@ impl Keeper<'_> {
             return Err(OciError::Refused { sentence: NO_HOOK.to_owned() });
         }
         apply(&mut value, grant, Beside { files: &files, hooks: &hooks })
-            .map_err(|source| DocumentError::Shape { path: document.path().to_owned(), source })?;
+            .map_err(|source| DocumentError::Shape { path: path(), source })?;
         entry.limits = value["process"]["rlimits"].as_array().cloned().unwrap_or_default();
         if !late {
             entry.request = None;
         }
-        let written = match serde_json::to_vec(&value) {
-            Ok(text) => document.replace(&text),
-            Err(problem) => Err(DocumentError::Syntax {
-                path: document.path().to_owned(),
-                source: problem.into(),
-            }),
-        };
-        if let Err(problem) = written {
-            // Nothing was granted then.
-            let _ = self.ledger.remove(&self.key);
-            return Err(problem.into());
+        let text = serde_json::to_vec(&value)
+            .map_err(|problem| DocumentError::Syntax { path: path(), source: problem.into() })?;
+        // At the second attempt of an engine it is there already, and what it was is kept.
+        if self.earlier.is_none() || text != self.document.text {
+            let before = self.earlier.as_deref().unwrap_or(&self.document.text);
+            self.document.keep(before, &text)?;
+            self.document.replace(&text)?;
         }
         let written = self.write(&entry);
         if let Err(problem) = written {

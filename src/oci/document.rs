@@ -9,13 +9,17 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat, renameat};
+use nix::sys::signal::kill;
 use nix::sys::stat::Mode;
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
+use nix::unistd::{Gid, Pid, Uid, UnlinkatFlags, fchown, unlinkat};
 
 use super::json::LONGEST;
 
@@ -191,40 +195,106 @@ impl Document {
     /// It is a link or no regular file, or the new one cannot be written with its mode and owner.
     pub fn replace(&self, text: &[u8]) -> Result<(), DocumentError> {
         self.check()?;
-        let beside = beside(&self.name);
+        self.put(&self.name, &[text])
+    }
+
+    /// Puts down beside the document what it was before an edit and what the edit makes of it. Both,
+    /// so that the edit can be taken out again whatever else has become of the document. It lives and
+    /// goes with the document's folder.
+    ///
+    /// # Errors
+    /// As [`Document::replace`].
+    pub fn keep(&self, before: &[u8], after: &[u8]) -> Result<(), DocumentError> {
+        self.check()?;
+        self.sweep();
+        self.put(&kept(&self.name), &[format!("{}\n", before.len()).as_bytes(), before, after])
+    }
+
+    /// What an earlier edit has put down; `None`: nothing that is to be trusted as the document itself
+    /// is.
+    pub fn kept(&self) -> Option<Kept> {
+        let name = kept(&self.name);
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
+        let file =
+            openat(&self.folder, name.as_os_str(), flags, Mode::empty()).map(File::from).ok()?;
+        let found = file.metadata().ok()?;
+        if !found.is_file() || (found.uid(), found.gid()) != self.owner {
+            return None;
+        }
+        let mut text = Vec::new();
+        file.take(2 * LONGEST as u64 + 32).read_to_end(&mut text).ok()?;
+        let end = text.iter().position(|byte| *byte == b'\n')?;
+        let length: usize = std::str::from_utf8(&text[..end]).ok()?.parse().ok()?;
+        let mut before = text.split_off(end + 1);
+        let after = (length <= before.len()).then(|| before.split_off(length))?;
+        Some(Kept { before, after })
+    }
+
+    /// Removes what an edit has put down.
+    pub fn forget(&self) {
+        // If it stays it is of a document that is not there.
+        let _ = unlinkat(&self.folder, kept(&self.name).as_os_str(), UnlinkatFlags::NoRemoveDir);
+    }
+
+    fn put(&self, name: &OsStr, text: &[&[u8]]) -> Result<(), DocumentError> {
         let failed = |step: &'static str| {
             move |source: io::Error| DocumentError::Write { path: self.path.clone(), step, source }
         };
         let errno = |step| move |errno: Errno| failed(step)(errno.into());
-        let mut file = self.make(&beside).map_err(errno("write"))?;
-        let written = file
-            .write_all(text)
+        let (mut file, beside) = self.make().map_err(errno("write"))?;
+        let written = text
+            .iter()
+            .try_for_each(|part| file.write_all(part))
             .map_err(failed("write"))
             .and_then(|()| self.own(&file).map_err(failed("give the owner and mode to")))
             .and_then(|()| {
-                renameat(&self.folder, beside.as_os_str(), &self.folder, self.name.as_os_str())
+                renameat(&self.folder, beside.as_os_str(), &self.folder, name)
                     .map_err(errno("put in place"))
             });
         if written.is_err() {
-            // What is left over is replaced at the next attempt.
             let _ = unlinkat(&self.folder, beside.as_os_str(), UnlinkatFlags::NoRemoveDir);
         }
         written
     }
 
-    /// A new file; one that somebody who was killed has left behind is removed first.
-    fn make(&self, beside: &OsStr) -> nix::Result<File> {
+    /// A new file, which nobody else writes to: two engines may make one bundle's container at once.
+    fn make(&self) -> nix::Result<(File, OsString)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
         let flags =
             OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-        match openat(&self.folder, beside, flags, mode) {
-            Err(Errno::EEXIST) => {
-                unlinkat(&self.folder, beside, UnlinkatFlags::NoRemoveDir)?;
-                openat(&self.folder, beside, flags, mode)
+        let mut attempts = 0;
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let mut name = beside(&self.name);
+            name.push(format!("-{}-{number}", std::process::id()));
+            match openat(&self.folder, name.as_os_str(), flags, mode) {
+                // Of one that had our process identifier, and died.
+                Err(Errno::EEXIST) if attempts < 100 => attempts += 1,
+                made => return made.map(|file| (File::from(file), name)),
             }
-            made => made,
         }
-        .map(File::from)
+    }
+
+    /// Removes what writers have left behind that were killed. For bundles only: other folders may be
+    /// `/tmp`, and long.
+    fn sweep(&self) {
+        let Ok(folder) =
+            openat(&self.folder, ".", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
+        else {
+            return;
+        };
+        let Ok(mut folder) = Dir::from_fd(folder) else { return };
+        let start = beside(&self.name);
+        for entry in folder.iter().flatten() {
+            let name = entry.file_name();
+            if let Some(writer) = writer(name.to_bytes(), start.as_bytes())
+                && kill(writer, None) == Err(Errno::ESRCH)
+            {
+                // One that cannot be removed is in nobody's way.
+                let _ = unlinkat(&self.folder, name, UnlinkatFlags::NoRemoveDir);
+            }
+        }
     }
 
     fn own(&self, file: &File) -> io::Result<()> {
@@ -236,6 +306,30 @@ impl Document {
         // After the owner: a change of that takes set-user-ID bits away.
         file.set_permissions(PermissionsExt::from_mode(self.mode))
     }
+}
+
+/// What an edit has put down of a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// What it was before.
+    pub before: Vec<u8>,
+    /// What it was made.
+    pub after: Vec<u8>,
+}
+
+/// The name of what is kept: `.config.json.rdma-ctk-before`.
+fn kept(name: &OsStr) -> OsString {
+    let mut kept = beside(name);
+    kept.push("-before");
+    kept
+}
+
+/// Who writes the file by that name, if it is one that is to be renamed: `START-PID-NUMBER`.
+fn writer(name: &[u8], start: &[u8]) -> Option<Pid> {
+    let rest = std::str::from_utf8(name.strip_prefix(start)?.strip_prefix(b"-")?).ok()?;
+    let (writer, number) = rest.split_once('-')?;
+    number.parse::<u32>().ok()?;
+    writer.parse().ok().filter(|writer| *writer > 0).map(Pid::from_raw)
 }
 
 /// The name beside, which no engine gives: `.config.json.rdma-ctk`.
@@ -264,14 +358,96 @@ mod tests {
     fn what_is_replaced_keeps_its_mode_and_leaves_nothing_beside() {
         let (folder, path) = bundle("old");
         fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
-        // Left behind by one that was killed, and longer.
-        fs::write(folder.path().join(".config.json.rdma-ctk"), "left over and long").unwrap();
+        // Left behind by one that was killed.
+        let dead = format!(".config.json.rdma-ctk-{}-7", dead());
+        fs::write(folder.path().join(dead), "left over").unwrap();
         let document = Document::read(&path).unwrap();
         assert_eq!(document.text, b"old");
+        document.keep(b"old", b"new").unwrap();
         document.replace(b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
-        let found = fs::metadata(&path).unwrap();
-        assert_eq!(found.permissions().mode() & 0o7777, 0o640);
+        let kept = folder.path().join(".config.json.rdma-ctk-before");
+        for file in [&path, &kept] {
+            assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o7777, 0o640);
+        }
+        document.forget();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    /// A process that is no more.
+    fn dead() -> u32 {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id()
+    }
+
+    #[test]
+    fn writers_at_once_are_in_nobodys_way() {
+        let (folder, path) = bundle("");
+        // What earlier versions wrote to, and what a living one does.
+        let old = folder.path().join(".config.json.rdma-ctk");
+        fs::create_dir(&old).unwrap();
+        let lives = folder.path().join(format!(".config.json.rdma-ctk-{}-x", std::process::id()));
+        fs::write(&lives, "").unwrap();
+        let texts: Vec<Vec<u8>> =
+            (0..4_u8).map(|writer| vec![b'a' + writer; 100_000 + usize::from(writer)]).collect();
+        Document::read(&path).unwrap().replace(&texts[0]).unwrap();
+        std::thread::scope(|scope| {
+            for text in &texts {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let document = Document::read(&path).unwrap();
+                        assert!(texts.contains(&document.text), "{}", document.text.len());
+                        document.replace(text).unwrap();
+                    }
+                });
+            }
+        });
+        fs::remove_file(lives).unwrap();
+        fs::remove_dir(old).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_what_the_dead_were_writing_is_swept() {
+        let start = b".config.json.rdma-ctk";
+        for (name, expected) in [
+            (".config.json.rdma-ctk-12-3", Some(12)),
+            (".config.json.rdma-ctk", None),
+            (".config.json.rdma-ctk-before", None),
+            (".config.json.rdma-ctk-12", None),
+            (".config.json.rdma-ctk-12-x", None),
+            (".config.json.rdma-ctk--1-3", None),
+            (".config.json.rdma-ctk-0-3", None),
+            ("config.json", None),
+        ] {
+            assert_eq!(writer(name.as_bytes(), start).map(Pid::as_raw), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again_and_trusted_as_the_document_is() {
+        let (folder, path) = bundle("old");
+        let document = Document::read(&path).unwrap();
+        assert_eq!(document.kept(), None);
+        document.keep(b"old\n", b"new").unwrap();
+        let kept = Kept { before: b"old\n".into(), after: b"new".into() };
+        assert_eq!(document.kept(), Some(kept));
+        let file = folder.path().join(".config.json.rdma-ctk-before");
+        if Uid::effective().is_root() {
+            std::os::unix::fs::chown(&file, Some(4711), Some(4711)).unwrap();
+            assert_eq!(document.kept(), None);
+        }
+        document.forget();
+        document.forget();
+        for text in ["", "x\n", "9\nold", "-1\n", "3", "18446744073709551616\n"] {
+            fs::write(&file, text).unwrap();
+            assert_eq!(document.kept(), None, "{text}");
+        }
+        document.forget();
+        symlink(&path, &file).unwrap();
+        assert_eq!(document.kept(), None);
+        document.forget();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 

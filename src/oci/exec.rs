@@ -7,9 +7,8 @@ use std::path::Path;
 use super::cmdline::CommandLine;
 use super::document::{Document, DocumentError};
 use super::ledger::{Ledger, key, of_podman};
-use super::{OciError, Surroundings, json};
+use super::{OciError, Surroundings, existing, json};
 use crate::edit::oci::apply_process;
-use crate::inventory::runtime_limits::in_user_namespace;
 use crate::records::Verdict;
 
 /// Completes the process document by what the container was granted.
@@ -20,9 +19,7 @@ pub(super) fn complete(
     id: Option<&OsStr>,
 ) -> Result<(), OciError> {
     let Some(id) = id else { return Ok(()) };
-    let user = !nix::unistd::geteuid().is_root()
-        || in_user_namespace(&surroundings.roots, std::process::id());
-    let ledger = Ledger::of(surroundings, user);
+    let ledger = Ledger::here(surroundings);
     let entry = match ledger.read(&key(line.root.as_deref(), id))? {
         Some(entry) => Some(entry),
         // podman's hook was there first, and the wrapper had nothing to add.
@@ -30,6 +27,11 @@ pub(super) fn complete(
     };
     let Some(entry) = entry else { return Ok(()) };
     let Verdict::Granted { grant } = &entry.record.verdict else { return Ok(()) };
+    // A record that was left over is another container's.
+    let folder = existing::folder(surroundings, line, id, None);
+    if folder.is_some_and(|folder| existing::is_anothers(&folder, &entry.bundle)) {
+        return Ok(());
+    }
     let document = Document::read(process)?;
     let at = || document.path().to_owned();
     document.check()?;

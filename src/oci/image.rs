@@ -29,9 +29,11 @@ const HEADER: u64 = 4096;
 pub const NCCL_CONF: &str = "/etc/nccl.conf";
 
 /// Whether a file of ours can be bound over nccl.conf without hiding one of the image's, and without
-/// the runtime failing for want of a place.
+/// the runtime failing for want of a place. An empty one hides nothing: it is what a runtime leaves in
+/// the container's layer as the place of an earlier start's.
 pub fn has_room(root: &Rootfs) -> bool {
-    !root.exists(NCCL_CONF) && !root.is_read_only()
+    let free = root.is_empty_file(NCCL_CONF) || !root.exists(NCCL_CONF);
+    free && !root.is_read_only()
 }
 
 /// What is missing in the image for those adapters, a sentence each.
@@ -241,6 +243,8 @@ mod tests {
     #[test]
     fn an_images_own_file_is_not_hidden() {
         assert!(has_room(&image(&[("etc/hosts", b"")]).1));
-        assert!(!has_room(&image(&[("etc/nccl.conf", b"")]).1));
+        assert!(!has_room(&image(&[("etc/nccl.conf", b"A=1\n")]).1));
+        // What is left of an earlier start is no file of the image.
+        assert!(has_room(&image(&[("etc/nccl.conf", b"")]).1));
     }
 }

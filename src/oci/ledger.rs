@@ -5,24 +5,29 @@
 //! secret, and the document does not tell which of its variables were ours. The record is named by
 //! both words, since two engines may use one identifier.
 //!
-//! A record goes when its container goes (the `poststop` hook); what is left over, because the engine
-//! was killed, goes when there are many and its bundle is gone.
+//! A record goes when its container goes (the `poststop` hook, or `delete`), or when another starts by
+//! its name; what is left over, because the engine was killed, goes when there are many and its bundle
+//! is gone.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Surroundings;
 use crate::grant::GrantedFile;
+use crate::inventory::runtime_limits::in_user_namespace;
 use crate::records::{Record, RecordError, Store, Verdict};
 use crate::request::Request;
 use crate::roots::Roots;
 
 /// From so many records on those without a bundle are looked for.
 const MANY: usize = 128;
+/// Files are made before their record, and never so long.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// So many records are kept at most.
 const MOST: usize = 1024;
 
@@ -47,6 +52,15 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
+    /// The ledger of whoever calls the wrapper.
+    pub(super) fn here(surroundings: &Surroundings<'_>) -> Self {
+        // Without a folder of its own it does not matter whose it is.
+        let user = (surroundings.variable)("XDG_RUNTIME_DIR").is_some()
+            && (!nix::unistd::geteuid().is_root()
+                || in_user_namespace(&surroundings.roots, std::process::id()));
+        Self::of(surroundings, user)
+    }
+
     /// The ledger of whoever runs containers here: the node's, or a user's own.
     pub(super) fn of(surroundings: &Surroundings<'_>, user: bool) -> Self {
         let named = || (surroundings.variable)("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -88,6 +102,21 @@ impl Ledger {
     /// The record of that name; `None`: there is none.
     pub(super) fn read(&self, key: &str) -> Result<Option<Entry>, RecordError> {
         self.store.read_as(key)
+    }
+
+    /// Whether there is a record of that name.
+    pub(super) fn has_record(&self, key: &str) -> bool {
+        self.path(key).is_ok_and(|path| path.exists())
+    }
+
+    /// The folder of the files that are bound into containers.
+    pub(super) fn files(&self) -> PathBuf {
+        self.store.files_folder()
+    }
+
+    /// Whether there are files of that name.
+    pub(super) fn has_files(&self, key: &str) -> bool {
+        self.store.files_made(key).is_some()
     }
 
     /// Writes a record, and forgets old ones where there are many.
@@ -135,12 +164,20 @@ impl Ledger {
     }
 
     fn sweep(&self, kept: &str) {
-        let keys = self.store.identifiers().containers;
-        if keys.len() < MANY {
+        let known = self.store.identifiers();
+        if known.containers.len() < MANY && known.files.len() < MANY {
             return;
         }
+        // Files without a record: of one that was killed between the two, if not of one that is.
+        for key in known.files.iter().filter(|key| *key != kept && !known.containers.contains(key))
+        {
+            let age = self.store.files_made(key).and_then(|made| made.elapsed().ok());
+            if age.is_some_and(|age| age > PATIENCE) {
+                drop(self.remove(key));
+            }
+        }
         let mut left: Vec<(u64, String)> = Vec::new();
-        for key in keys.into_iter().filter(|key| key != kept) {
+        for key in known.containers.into_iter().filter(|key| key != kept) {
             match self.read(&key) {
                 Ok(Some(entry)) if entry.bundle.is_dir() => left.push((entry.record.at, key)),
                 // One that cannot be removed is met again at the next sweep.
@@ -285,5 +322,27 @@ mod tests {
         let left = ledger.store.identifiers().containers;
         assert!(left.len() <= MANY, "{}", left.len());
         assert!((0..200).step_by(2).all(|number| left.contains(&format!("k{number}"))));
+    }
+
+    #[test]
+    fn files_whose_record_was_never_written_go_when_there_are_many() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = Ledger::at(folder.path().join("wrapper"));
+        ledger.prepare().unwrap();
+        let file = GrantedFile { path: "/etc/nccl.conf".into(), content: "A=1\n".into() };
+        let long_ago = std::time::SystemTime::now() - 2 * PATIENCE;
+        for number in 0..200_u64 {
+            let key = format!("k{number}");
+            let path = ledger.file(&key, &file).unwrap();
+            if number != 7 {
+                let made = std::fs::File::open(path.parent().unwrap()).unwrap();
+                made.set_modified(long_ago).unwrap();
+            }
+        }
+        // One of them is this container's, and one has just been made.
+        ledger.write("k9", &entry("c", 1, folder.path())).unwrap();
+        let mut left = ledger.store.identifiers().files;
+        left.sort();
+        assert_eq!(left, ["k7", "k9"]);
     }
 }

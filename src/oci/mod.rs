@@ -7,7 +7,8 @@
 //!             json      its text, so that nothing is lost
 //!             container what it says of a container; engine who made it
 //!             admit     the decision; survey reads what it needs of the node
-//!             create, exec  the two edits
+//!             create, exec  the two edits; earlier: what an earlier start has left in the document
+//!             ledger    what was granted; gone: of whom nothing is there any more
 //!             runtime   the real one, which takes our place
 //! engine ── rdma-ctk-hook ACTION ──► hook
 //! ```
@@ -21,8 +22,11 @@ pub mod cmdline;
 pub mod container;
 mod create;
 pub mod document;
+mod earlier;
 pub mod engine;
 mod exec;
+mod existing;
+mod gone;
 pub mod hook;
 pub mod image;
 mod journal;
@@ -142,6 +146,12 @@ fn wrapper(surroundings: &Surroundings<'_>, arguments: &[OsString]) -> ExitCode 
             // A session that lacks the variables is better than none.
             if let Err(problem) = exec::complete(surroundings, &line, process, id.as_deref()) {
                 reporter.warn(&format!("the exec session lacks what was granted: {problem}"));
+            }
+            Ok(None)
+        }
+        Action::Delete { id } => {
+            if let Some(id) = id {
+                gone::at_delete(surroundings, &line, id, &reporter);
             }
             Ok(None)
         }

@@ -3,6 +3,7 @@
 
 #![cfg(test)]
 
+mod again;
 mod bad_input;
 mod bundles;
 mod rig;

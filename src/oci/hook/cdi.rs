@@ -371,6 +371,10 @@ mod tests {
             assert_eq!(fs::read_to_string(&file).unwrap(), text("c1", "B=2\n"));
         }
         fs::remove_file(&file).unwrap();
+        // The place that a runtime has left in the container's layer.
+        fs::write(&file, "").unwrap();
+        assert_eq!(tell(&root, &grant("B=2\n"), "c1").unwrap(), Told::Written);
+        fs::remove_file(&file).unwrap();
         fs::write(&file, "C=3\n").unwrap();
         assert_eq!(tell(&root, &grant("B=2\n"), "c1").unwrap(), Told::Theirs);
         assert_eq!(fs::read_to_string(&file).unwrap(), "C=3\n");

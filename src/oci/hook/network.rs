@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::super::container::{self, Beside};
 use super::super::document::Document;
 use super::super::engine::Engine;
+use super::super::gone;
 use super::super::ledger::{Entry, Ledger};
 use super::super::smc;
 use super::super::survey;
@@ -214,13 +215,10 @@ pub(super) fn poststop(call: &Call<'_>) -> Result<(), OciError> {
     let Some(record) = &call.record else { return Ok(()) };
     match Ledger::around(record) {
         Some((ledger, key)) => {
-            let had = ledger.read(&key).ok().flatten().is_some_and(|entry| has_smc(&entry));
-            if had {
-                for problem in smc::turn_off(&call.surroundings.roots, &key) {
-                    call.warn(&problem);
-                }
+            for problem in gone::remove(&call.surroundings.roots, &ledger, &key)? {
+                call.warn(&problem);
             }
-            Ok(ledger.remove(&key)?)
+            Ok(())
         }
         None => Err(HookError::Usage {
             what: format!("{} is no record", record.display()),
@@ -228,10 +226,6 @@ pub(super) fn poststop(call: &Call<'_>) -> Result<(), OciError> {
         }
         .into()),
     }
-}
-
-fn has_smc(entry: &Entry) -> bool {
-    matches!(&entry.record.verdict, Verdict::Granted { grant } if grant.smc.is_some())
 }
 
 #[cfg(test)]

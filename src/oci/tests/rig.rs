@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::inventory::fixture;
 use crate::oci::cmdline::{Action, parse};
 use crate::oci::report::Reporter;
-use crate::oci::{OciError, Surroundings, create, exec};
+use crate::oci::{OciError, Surroundings, create, exec, gone};
 use crate::records::{Records, read_all};
 use crate::roots::Roots;
 
@@ -99,6 +99,11 @@ impl Rig {
             Action::Start(start) => create::edit(&surroundings, &line, start, &reporter).map(drop),
             Action::Exec { process, id } => {
                 exec::complete(&surroundings, &line, process, id.as_deref())
+            }
+            Action::Delete { id } => {
+                let id = id.as_deref().unwrap_or_default();
+                gone::at_delete(&surroundings, &line, id, &reporter);
+                Ok(())
             }
             Action::Pass => Ok(()),
         }
