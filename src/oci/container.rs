@@ -425,9 +425,13 @@ mod tests {
         assert_eq!(plain(&annotations, Engine::Containerd), "n");
         annotations["io.kubernetes.cri.container-type"] = "container".into();
         assert_eq!(plain(&annotations, Engine::Other), "n");
-        let document = json!({ "annotations": annotations });
-        let error = made_by(Engine::Containerd, &document).unwrap_err();
-        assert!(error.to_string().contains("nerdctl/name"), "{error}");
+        let both = |annotations: &Value| {
+            let document = json!({ "annotations": annotations });
+            made_by(Engine::Containerd, &document).unwrap_err().to_string()
+        };
+        assert!(both(&annotations).contains("io.kubernetes.pod.namespace"));
+        annotations.as_object_mut().unwrap().remove("io.kubernetes.pod.namespace");
+        assert!(both(&annotations).contains("nerdctl/name"));
     }
 
     #[test]

@@ -175,8 +175,9 @@ fn bundle(document: &serde_json::Value) -> (tempfile::TempDir, Roots, PathBuf) {
     let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("integration/fixtures");
     let tree = fixtures.join("erdma-iwarp.tree");
     crate::inventory::fixture::unpack(&tree, folder.path()).unwrap();
-    let bundle = folder.path().join("c1");
-    fs::create_dir(&bundle).unwrap();
+    // Where containerd has the bundles of Kubernetes.
+    let bundle = folder.path().join("io.containerd.runtime.v2.task/k8s.io/c1");
+    fs::create_dir_all(&bundle).unwrap();
     fs::write(bundle.join("config.json"), serde_json::to_vec(document).unwrap()).unwrap();
     let roots = Roots::below(folder.path());
     (folder, roots, bundle)
