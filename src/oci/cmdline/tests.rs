@@ -60,7 +60,7 @@ fn the_subcommand_is_found_behind_the_global_flags() {
         ("state create", Action::Pass),
         ("kill --all create 9", Action::Pass),
         ("--log create state x", Action::Pass),
-        ("--root create delete --force x", Action::Pass),
+        ("--root create delete --force x", Action::Delete { id: Some("x".into()) }),
         ("update --resources=- create", Action::Pass),
         ("mounts add create x", Action::Pass),
         ("help run", Action::Pass),

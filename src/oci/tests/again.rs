@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::rig::{Rig, asking, documents, fixtures};
-use crate::inventory::snapshot;
 use crate::oci::gone;
 use crate::oci::ledger::{Entry, Ledger, key};
 use crate::records::Verdict;
@@ -76,11 +75,18 @@ fn a_second_start_of_a_bundle_is_as_the_first() {
 
 #[test]
 fn policy_binds_at_a_second_start() {
-    let rig = Rig::new("many-hcas");
     let original = document("nerdctl");
-    let (all, _) = rig.edit(&original).unwrap();
+    let several =
+        ["gpu-infiniband", "gpu-roce", "efa-p5"].map(Rig::new).into_iter().find_map(|rig| {
+            let (all, _) = rig.edit(&original).unwrap();
+            let Verdict::Granted { grant } = &rig.records().containers[0].verdict else {
+                return None;
+            };
+            let [one, _, ..] = &grant.adapters[..] else { return None };
+            Some((all, one.name.clone(), rig))
+        });
+    let (all, only, rig) = several.unwrap();
     poststop(&rig);
-    let only = snapshot(&rig.roots, None).hcas[0].name.clone();
     rig.policy(&format!("[default]\nadapters = [{only:?}]\n"));
     rig.create("c1").unwrap();
     let narrowed = config(&rig);
