@@ -238,7 +238,9 @@ def c96_reasons_are_told_in_words_and_counted(node):
              "1 of 1 connections on TCP: the other side did not offer SMC", "to do: switch the other")
     contains(node.ctk("inspect", "peer"), "SMC-R by bpf: 1 of 1 connections on TCP: the other side did not "
              "offer SMC", "to do: switch the other")
-    contains(node.ctk("inspect", "server"), "connections on SMC-R", "SMC-R port 7101", "rxelo/1")
+    # The client of the first case, and the one with the option.
+    contains(node.ctk("inspect", "server"), "SMC-R by bpf: 1 of 2 connections on TCP: the other side",
+             "SMC-R port 7101", "rxelo/1")
     contains(node.ctk("doctor", "smc-connections", check=False), "did not offer SMC")
     for word in ("peer_without_smc", "no_device", "socket_option"):
         expect(node.metric(rf'rdma_ctk_smc_fallback_total\{{reason="{word}"\}}') >= 1,
