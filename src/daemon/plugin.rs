@@ -33,7 +33,7 @@ use crate::nri::proto::{
 use crate::nri::{
     Configuration, Events, Mishap, Outline, Pieces, Plugin, Reason, SessionEnd, Stage,
 };
-use crate::policy::Policy;
+use crate::policy::{Dialect, Policy};
 use crate::request::{carries_grant, mentions_us};
 use crate::roots::Roots;
 
@@ -189,7 +189,8 @@ impl Daemon {
         network: &Network,
         ways: &[&str],
     ) -> Option<Ask> {
-        Ask::of(sandbox, network, &*self.session()?, ways)
+        let served = self.policies.now().dialects.volcengine == Dialect::Serve;
+        Ask::of(sandbox, network, &*self.session()?, ways, served)
     }
 
     /// Names containers that run without what they asked for.

@@ -16,7 +16,7 @@ pub const TOLERATE: &str = "tolerate-missing.rdma-ctk.io";
 /// Annotations of vendors that are understood as they are.
 pub(super) const ERDMA_SMCR: &str = "network.alibabacloud.com/erdma-smcr";
 /// See [`ERDMA_SMCR`].
-pub(super) const POD_NETWORKS: &str = "k8s.volcengine.com/pod-networks";
+pub const POD_NETWORKS: &str = "k8s.volcengine.com/pod-networks";
 
 /// Whether any of a pod's annotation keys concerns us. Where none does, no container of that pod
 /// has asked for anything by annotation. One look at each key, nothing is allocated.

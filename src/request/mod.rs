@@ -28,7 +28,9 @@ use crate::policy::{Claims, Policy};
 pub use address::{AddressRequest, FixedAddress};
 pub use annotations::parse;
 pub use error::{Problem, RequestError};
-pub use key::{MARKER, TOLERATE, carries_grant, mentions_us, slips, unmatched_scopes};
+pub use key::{
+    MARKER, POD_NETWORKS, TOLERATE, carries_grant, mentions_us, slips, unmatched_scopes,
+};
 pub(crate) use printable::is_unprintable;
 
 /// Suffix of every annotation key of ours.

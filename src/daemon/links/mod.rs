@@ -31,7 +31,9 @@ use crate::netns::links::{Entry, Goal};
 use crate::nri::container::{Network, pod};
 use crate::nri::proto::PodSandbox;
 use crate::policy::Policy;
-use crate::request::{Carrier, Container, Devices, Key, NetnsRequest, Pod, Request, SUFFIX};
+use crate::request::{
+    Carrier, Container, Devices, Key, NetnsRequest, POD_NETWORKS, Pod, Request, SUFFIX,
+};
 use crate::roots::Roots;
 
 /// What is asked for in `netns` where adapters are to move.
@@ -104,9 +106,10 @@ impl Ask {
         network: &Network,
         session: &Session,
         ways: &[&str],
+        served: bool,
     ) -> Option<Self> {
         let Network::Own(namespace) = network else { return None };
-        let asks = Self::mentions(&sandbox.annotations, ways) && !session.is_docker();
+        let asks = Self::mentions(&sandbox.annotations, ways, served) && !session.is_docker();
         asks.then(|| Self {
             pod: pod(sandbox),
             sandbox: sandbox.id.clone(),
@@ -117,12 +120,14 @@ impl Ask {
     }
 
     /// Whether anything in there may ask for one of these ways of the network side into the pod; all
-    /// else is not looked at.
-    pub fn mentions(annotations: &BTreeMap<String, String>, ways: &[&str]) -> bool {
+    /// else is not looked at. `served`: a vendor's annotation for networks asks for them too.
+    pub fn mentions(annotations: &BTreeMap<String, String>, ways: &[&str], served: bool) -> bool {
         let key = format!("{}.{SUFFIX}", Key::Netns.word());
         annotations.iter().any(|(name, value)| {
             let whole = name.split('/').next().unwrap_or_default();
-            whole == key && ways.contains(&value.trim())
+            let ours = whole == key && ways.contains(&value.trim());
+            // In which way, its request says.
+            ours || (served && name == POD_NETWORKS)
         })
     }
 

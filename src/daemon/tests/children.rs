@@ -47,7 +47,11 @@ fn plan(hand: &Hand) -> Plan {
 }
 
 async fn rig(hand: &Hand) -> Rig {
-    let rig = Rig::plan(plan(hand));
+    rig_of(plan(hand)).await
+}
+
+async fn rig_of(plan: Plan) -> Rig {
+    let rig = Rig::plan(plan);
     std::fs::create_dir_all(rig.roots.proc.join("sys/kernel/random")).unwrap();
     std::fs::write(rig.roots.proc.join("sys/kernel/random/boot_id"), "boot-0\n").unwrap();
     let now = Instant::now();
@@ -201,4 +205,26 @@ async fn pods_that_did_not_ask_and_those_of_the_host_are_left_alone() {
     }
     assert!(hand.world().namespaces.is_empty());
     assert!(!rig.roots.run.join("rdma-ctk/children").exists());
+}
+
+#[tokio::test]
+async fn the_vendors_annotation_asks_for_them_where_policy_serves_it() {
+    let networks = r#"[{"cniConf":{"name":"rdma"}}]"#;
+    let vendors: &[(&str, &str)] = &[("k8s.volcengine.com/pod-networks", networks)];
+    let hand = Hand::default();
+    let left = rig(&hand).await;
+    let session = left.session("containerd", "2.1.9").await;
+    let pod_1 = pod("left-1", vendors);
+    session.event(Event::RunPodSandbox, &pod_1, None).await.unwrap();
+    created(&session, &pod_1, "c1").await.unwrap();
+    assert!(hand.world().namespaces.is_empty(), "the vendor's plugin makes it");
+
+    let served = format!("[dialects]\nvolcengine = \"serve\"\n{POLICY}");
+    let rig = rig_of(Plan { policy: served.leak(), ..plan(&hand) }).await;
+    let session = rig.session("containerd", "2.1.9").await;
+    let pod_2 = pod("served-2", vendors);
+    session.event(Event::RunPodSandbox, &pod_2, None).await.unwrap();
+    let answer = created(&session, &pod_2, "c2").await.unwrap();
+    assert_eq!(names(&hand, 2), ["rdma0"]);
+    assert_eq!(uverbs(answer.adjust.as_ref()).len(), 1);
 }
