@@ -97,13 +97,8 @@ proptest! {
 
     #[test]
     fn any_address_and_length_make_a_message(
-        bits in any::<u128>(), six in any::<bool>(), length in any::<u8>(), table in any::<u32>()
+        ip in any::<IpAddr>(), length in any::<u8>(), table in any::<u32>()
     ) {
-        let ip = if six {
-            IpAddr::from(bits.to_be_bytes())
-        } else {
-            IpAddr::from((bits as u32).to_be_bytes())
-        };
         let way =
             Way { to: (ip, length), gateway: None, source: None, table, metric: None };
         for (message, header) in
