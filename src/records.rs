@@ -19,6 +19,7 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::de::DeserializeOwned;
@@ -486,16 +487,33 @@ fn make_folder(path: &Path, mode: u32) -> Result<(), RecordError> {
 fn replace(path: &Path, value: &impl Serialize) -> Result<(), RecordError> {
     let text = serde_json::to_vec(value)
         .map_err(|source| RecordError::Syntax { path: path.to_owned(), source })?;
-    let beside = path.with_extension("new");
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&beside)
-        .and_then(|mut file| file.write_all(&text))
-        .and_then(|()| fs::rename(&beside, path))
-        .map_err(|error| io_error("write", path, error))
+    let written = beside(path).and_then(|(mut file, new)| {
+        let written = file.write_all(&text).and_then(|()| fs::rename(&new, path));
+        if written.is_err() {
+            // What went wrong is told already.
+            let _ = fs::remove_file(&new);
+        }
+        written
+    });
+    written.map_err(|error| io_error("write", path, error))
+}
+
+/// A new file beside that one, which nobody else writes to, and its path: two engines may make a
+/// container by one name at once, and a file that both write to would be put in place half written.
+fn beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mut attempts = 0;
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let new = path.with_extension(format!("{}-{number}.new", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new) {
+            // Of one that had our process identifier, and died.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempts < 100 => {
+                attempts += 1;
+            }
+            made => return made.map(|file| (file, new)),
+        }
+    }
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RecordError> {

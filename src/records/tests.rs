@@ -75,6 +75,31 @@ fn a_broken_file_is_named_and_hides_no_other() {
 }
 
 #[test]
+fn writers_of_one_record_at_once_leave_a_whole_one() {
+    let (_folder, roots, store) = store();
+    let written: Vec<Record> = (0..4_usize)
+        .map(|writer| record("a1", Verdict::Refused { sentence: "x".repeat(1 + 20_000 * writer) }))
+        .collect();
+    store.write(&written[0]).unwrap();
+    std::thread::scope(|scope| {
+        for record in &written {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    store.write(record).unwrap();
+                    assert!(written.contains(&store.read("a1").unwrap().unwrap()));
+                }
+            });
+        }
+    });
+    let folder = roots.run.join("rdma-ctk/containers");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    // What cannot be put in place does not stay beside it either.
+    fs::create_dir(folder.join("b2.json")).unwrap();
+    store.write(&record("b2", Verdict::Left { sentence: "wrapper".into() })).unwrap_err();
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
+}
+
+#[test]
 fn an_identifier_never_becomes_a_path() {
     let (_folder, _, store) = store();
     for id in ["", ".", "..", "../x", "a/b", "a b", "ä", "a\0", &"x".repeat(201)] {
