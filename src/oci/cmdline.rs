@@ -188,10 +188,16 @@ impl Start {
         settled
     }
 
+    /// Folder of the bundle, from which the document's own paths start. crun's document may lie
+    /// elsewhere.
+    pub fn folder(&self) -> &Path {
+        let named = self.bundle.as_deref().filter(|bundle| !bundle.as_os_str().is_empty());
+        named.unwrap_or_else(|| Path::new("."))
+    }
+
     /// Path of the document.
     pub fn document(&self) -> PathBuf {
-        let bundle = self.bundle.clone().unwrap_or_else(|| ".".into());
-        bundle.join(self.config.as_deref().unwrap_or_else(|| "config.json".as_ref()))
+        self.folder().join(self.config.as_deref().unwrap_or_else(|| "config.json".as_ref()))
     }
 }
 

@@ -80,7 +80,7 @@ fn decide(
         Err(_) => return NOTHING,
     };
     let annotations = annotations(&value);
-    if is_sandbox(&annotations, Engine::of_file(&value, &start.document(), start.id.as_deref())) {
+    if is_sandbox(&annotations, Engine::of_start(&value, start.folder(), start.id.as_deref())) {
         return NOTHING;
     }
     let asked = mentions_us(annotations.keys());
@@ -104,7 +104,7 @@ fn decide(
     let ledger = Ledger::here(surroundings);
     let key = key(line.root.as_deref(), &id);
     let id = id.to_string_lossy().into_owned();
-    let bundle = document.path().parent().unwrap_or_else(|| Path::new(".")).to_owned();
+    let bundle = start.folder().to_owned();
     let podman = of_podman(start.id.as_deref().unwrap_or_default());
     let known = annotations.get(MARKER).is_some_and(|mark| {
         ledger.confirms(&podman, mark) || granted_by_daemon(&surroundings.roots, &id, mark)

@@ -38,11 +38,9 @@ impl Engine {
         Self::at(&bundle, group, id)
     }
 
-    /// The same of a command line's words: the path of the document, and the container if it is named.
-    pub fn of_file(document: &Value, path: &Path, id: Option<&OsStr>) -> Self {
-        let bundle = path.parent().unwrap_or_else(|| Path::new(""));
-        let id = id.and_then(OsStr::to_str).unwrap_or_default();
-        Self::of(document, if bundle == Path::new("") { Path::new(".") } else { bundle }, id)
+    /// The same of a command line's words, where the container may not be named.
+    pub fn of_start(document: &Value, bundle: &Path, id: Option<&OsStr>) -> Self {
+        Self::of(document, bundle, id.and_then(OsStr::to_str).unwrap_or_default())
     }
 
     fn at(bundle: &Path, group: &str, id: &str) -> Self {
@@ -101,9 +99,9 @@ mod tests {
         }
         let nobody = json!({ "linux": { "cgroupsPath": "a:crio:" } });
         assert_eq!(Engine::of(&nobody, "/".as_ref(), ""), Engine::Other);
-        let path = format!("{shims}/k8s.io/c1/config.json");
+        let bundle = format!("{shims}/k8s.io/c1");
         let made =
-            |id: Option<&str>| Engine::of_file(&Value::Null, path.as_ref(), id.map(OsStr::new));
+            |id: Option<&str>| Engine::of_start(&Value::Null, bundle.as_ref(), id.map(OsStr::new));
         assert_eq!((made(Some("c1")), made(None)), (Engine::Containerd, Engine::Other));
     }
 }

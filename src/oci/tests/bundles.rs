@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
@@ -314,4 +315,33 @@ proptest! {
             prop_assert_eq!(&are[..were.len()], &were[..]);
         }
     }
+}
+
+/// crun's `--config FILE`: paths of the document start from the bundle, and the bundle is what the
+/// runtime and its hooks know the container by.
+#[test]
+fn a_document_outside_of_its_bundle_is_that_bundles() {
+    let rig = Rig::new("soft-roce");
+    let (_, document) = documents().into_iter().find(|(n, _)| n == "nerdctl.config.json").unwrap();
+    let mut document = asking(&document, "devices.rdma-ctk.io", "all");
+    document["root"]["path"] = json!("rootfs");
+    let etc = rig.bundle().join("rootfs/etc");
+    fs::create_dir_all(&etc).unwrap();
+    fs::write(etc.join("nccl.conf"), "NCCL_DEBUG=INFO\n").unwrap();
+    let elsewhere = rig.folder.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let path = elsewhere.join("other.json");
+    fs::write(&path, document.to_string()).unwrap();
+    let (bundle, config) = (rig.bundle(), path.to_str().unwrap());
+    let words = ["create", "--bundle", bundle.to_str().unwrap(), "--config", config, "c1"];
+    rig.call(&words).unwrap();
+    let edited: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let text = edited.to_string();
+    assert!(text.contains("/dev/infiniband/uverbs0"), "{text}");
+    // The file of the image, which lies in the bundle, is not hidden.
+    assert!(!text.contains("\"/etc/nccl.conf\""), "{text}");
+    let record = fs::read_dir(rig.roots.run.join("rdma-ctk/wrapper/containers")).unwrap().next();
+    let record = fs::read(record.unwrap().unwrap().path()).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    assert_eq!(record["bundle"].as_str().map(Path::new), Some(bundle.as_path()));
 }
