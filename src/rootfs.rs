@@ -2,6 +2,8 @@
 //! is resolved as the container itself would resolve it (openat2(2), `RESOLVE_IN_ROOT`), so that
 //! no link leads out, and nothing but a regular file is read, so that no pipe blocks.
 
+mod libraries;
+
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};

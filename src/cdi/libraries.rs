@@ -23,8 +23,8 @@ const PROVIDERS: [&str; 4] = [
     "usr/lib/aarch64-linux-gnu/libibverbs",
     "usr/lib/libibverbs",
 ];
-/// Where they are in a container. No distribution has such a folder.
-const INSIDE: &str = "/usr/lib/rdma-ctk";
+/// Where the node's providers are in a container that was given them. No distribution has such a folder.
+pub const INSIDE: &str = "/usr/lib/rdma-ctk";
 /// Where libibverbs looks for driver files.
 const DRIVERS: &str = "/etc/libibverbs.d";
 /// Where ours are on the node, beside the CDI file; engines read other endings only.

@@ -21,6 +21,7 @@ use crate::roots::Roots;
 
 pub use folder::{Other, Others, others};
 pub use judge::{Flaw, judge};
+pub use libraries::INSIDE as PROVIDERS;
 pub use watch::watch;
 
 /// Why the file was not written.

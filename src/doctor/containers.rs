@@ -5,25 +5,13 @@ use std::fs;
 use super::bundles::{Bundle, read_all};
 use super::memory::size;
 use super::{Context, Finding, Unable};
+use crate::cdi::PROVIDERS;
 use crate::daemon::runtime_limits::memlock as memlock_of;
 use crate::rootfs::Rootfs;
 use crate::roots::Roots;
 
 /// Below this, not even a queue of usual size can be registered.
 const HOPELESS: u64 = 1 << 20;
-
-/// Folders in which images keep libraries.
-const LIBRARIES: [&str; 9] = [
-    "usr/lib64",
-    "usr/lib",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/local/lib",
-];
 
 /// Checks every running container that has device nodes of adapters, or an annotation of ours.
 pub fn running(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
@@ -165,8 +153,7 @@ fn names_memlock(text: &str) -> bool {
 
 /// Whether the image has libibverbs, and the provider for the drivers of its adapters.
 fn library(context: &Context<'_>, bundle: &Bundle, root: &Rootfs) -> Vec<Finding> {
-    let has = |name: &str| LIBRARIES.iter().any(|folder| root.exists(&format!("{folder}/{name}")));
-    if !has("libibverbs.so.1") {
+    if !root.has_libibverbs() {
         return vec![Finding::warn(
             format!("{}: image has no libibverbs: NCCL will use TCP", bundle.title),
             "install libibverbs1 and ibverbs-providers (Debian) or libibverbs (Fedora) in the image",
@@ -181,13 +168,11 @@ fn library(context: &Context<'_>, bundle: &Bundle, root: &Rootfs) -> Vec<Finding
         .collect();
     drivers.sort_unstable();
     drivers.dedup();
+    // The node's own may have been given by CDI.
     let provided = |driver: &str| {
-        root.exists(&format!("etc/libibverbs.d/{driver}.driver"))
-            || has(&format!("lib{driver}.so.1"))
-            || LIBRARIES.iter().any(|folder| {
-                let prefix = format!("lib{driver}-");
-                root.list(&format!("{folder}/libibverbs")).iter().any(|n| n.starts_with(&prefix))
-            })
+        root.names_provider(driver)
+            || root.has_provider(driver)
+            || root.has_provider_in(PROVIDERS, driver)
     };
     drivers
         .into_iter()

@@ -6,19 +6,6 @@ use crate::grant::Adapter;
 use crate::inventory::Node;
 use crate::rootfs::Rootfs;
 
-/// Folders in which images keep libraries.
-const LIBRARIES: [&str; 9] = [
-    "usr/lib64",
-    "usr/lib",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/local/lib",
-];
-
 /// Where programs are looked for where the container sets no `PATH`.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -53,8 +40,7 @@ pub fn missing(
             shown.escape_debug()
         )];
     }
-    let has = |name: &str| LIBRARIES.iter().any(|folder| root.exists(&format!("{folder}/{name}")));
-    if !has("libibverbs.so.1") {
+    if !root.has_libibverbs() {
         let musl = root.list("lib").iter().any(|name| name.starts_with("ld-musl-"));
         let how = if musl {
             "rdma-core (Alpine)"
@@ -72,18 +58,10 @@ pub fn missing(
         .collect();
     drivers.sort_unstable();
     drivers.dedup();
-    let provided = |driver: &str| {
-        let prefix = format!("lib{driver}-");
-        has(&format!("lib{driver}.so.1"))
-            || LIBRARIES.iter().any(|folder| {
-                root.list(&format!("{folder}/libibverbs")).iter().any(|n| n.starts_with(&prefix))
-            })
-    };
-    let configured = |driver: &str| root.exists(&format!("etc/libibverbs.d/{driver}.driver"));
     drivers
         .into_iter()
         .filter(|driver| *driver != "unknown")
-        .filter_map(|driver| match (provided(driver), configured(driver)) {
+        .filter_map(|driver| match (root.has_provider(driver), root.names_provider(driver)) {
             (true, true) => None,
             // A provider that is linked into libibverbs needs no file, and cannot be seen.
             (true, false) => Some(format!(

@@ -91,6 +91,15 @@ fn c91_an_image_without_library_or_provider_is_told() {
 }
 
 #[test]
+fn c93_a_provider_that_cdi_has_given_is_one() {
+    let node = node(vec![hca("mlx5_0", "mlx5")]);
+    let given = ("usr/lib/rdma-ctk/libmlx5-rdmav59.so", "");
+    let folder = container(GIVEN, &[NODE, LIBRARY, given], "unlimited");
+    let findings = look("containers", folder.path(), &node, &Records::default());
+    assert_eq!(findings, [Finding::ok("1 container holds an adapter and can use it")]);
+}
+
+#[test]
 fn c83_an_annotation_that_nobody_heard_is_told() {
     let document = r#"{"annotations": {"devices.rdma-ctk.io": "mlx5_0"}}"#;
     let folder = container(document, &[], "unlimited");
