@@ -1,15 +1,24 @@
 """The runtime wrapper under nerdctl, ctr and docker: what containers get, and do not get, without NRI."""
+import ipaddress
 import json
 import os
 import re
+import shutil
 
 import engines
 from engines import ASKS, KEY, PINGPONG
-from harness import command, contains, equal, expect, install, lacks, read, write
+from harness import command, contains, equal, expect, install, lacks, read, wait_for, write
 
 WRAPPER = "/usr/bin/rdma-ctk-runtime"
-DAEMON_JSON = '{ "exec-opts": ["native.cgroupdriver=cgroupfs"] }\n'
+DAEMON_JSON = """{
+    "exec-opts": ["native.cgroupdriver=cgroupfs"],
+    "runtimes": { "fake-nvidia": { "path": "/usr/bin/fake-nvidia-container-runtime" } }
+}
+"""
 SPECS = "/run/containerd/io.containerd.runtime.v2.task"
+RECORDS = "/run/rdma-ctk/wrapper"
+# Stands for nvidia-container-runtime, which wants a GPU: see the file.
+FAKE_NVIDIA = "/usr/bin/fake-nvidia-container-runtime"
 
 
 def prepare(node):
@@ -19,6 +28,7 @@ def prepare(node):
     node.engines = {"ctr": engines.ctr(), "nerdctl": engines.nerdctl()}
     node.engines["ctr"].options.append(f"--runc-binary={WRAPPER}")
     node.engines["nerdctl"].options.append("--runtime=rdma-ctk-runtime")
+    fake_nvidia_becomes(WRAPPER)
     write("/etc/docker/daemon.json", DAEMON_JSON)
     command("rdma-ctk", "configure", "docker")
     node.dockerd = engines.docker_up()
@@ -31,14 +41,19 @@ def works(said):
     contains(said, "100 iters in")
 
 
-def each(function):
+def each(function, names=("nerdctl", "ctr", "docker")):
     """A case for each engine."""
     def of(name):
         def case(node):
             function(node.engines[name])
         case.__name__ = f"{name}_{function.__name__}"
         return case
-    return [of(name) for name in ("nerdctl", "ctr", "docker")]
+    return [of(name) for name in names]
+
+
+def each_but_ctr(function):
+    """The same of those that are more than containerd's own words: they start a container once more."""
+    return each(function, ("nerdctl", "docker"))
 
 
 LOOK = "ls /dev/infiniband; ulimit -l; env"
@@ -165,6 +180,134 @@ def the_runtime_behind_it_is_the_one_that_policy_names(node):
     expect(json.loads(command(WRAPPER, "features"))["ociVersionMax"], "features says nothing")
 
 
+def otherwise(engine, option):
+    """The engine with that option in place of the one of its name."""
+    flag = option.partition("=")[0] + "="
+    options = [word for word in engine.options if not word.startswith(flag)]
+    other = engines.Engine(engine.name, engine.words, [*options, option])
+    other.numbers = engine.numbers
+    return other
+
+
+def fake_nvidia_becomes(*runtimes):
+    """Install the fake, and tell it its low-level runtimes as the real one is told."""
+    shutil.copy("/mnt/e2e/fake-nvidia-container-runtime", FAKE_NVIDIA)
+    write("/etc/fake-nvidia-container-runtime/config.toml",
+          f"[nvidia-container-runtime]\nruntimes = {json.dumps(runtimes)}\n")
+
+
+def has_both(engine):
+    """A container of the engine has what the fake gives and what is granted, each once."""
+    theirs, ours = "FAKE_NVIDIA_VISIBLE_DEVICES=0\n", "NCCL_IB_HCA==rxe0:1\n"
+    out = engine.run(ASKS, script=LOOK + PINGPONG).good()
+    works(out)
+    contains(out, "uverbs0\n", "rdma_cm\n", "unlimited\n", theirs, ours)
+    before = set(os.listdir("/run/fake-nvidia-container-runtime"))
+    with engine.start(ASKS) as container:
+        contains(container.sh(LOOK), "uverbs0\n", "unlimited\n", ours)
+        text = document(engine, container)
+        for once in (theirs[:-1], "NCCL_IB_HCA=", f'"{FAKE_NVIDIA}"', "RLIMIT_MEMLOCK"):
+            equal(text.count(once), 1, f"the number of {once}")
+        seen = set(os.listdir("/run/fake-nvidia-container-runtime")) - before
+        equal(len(seen), 1, "how many containers the fake's hook was called for")
+    engine.run(f"--annotation={KEY}=mlx5_9", script="echo it runs").refused(
+        "rdma-ctk: ", "mlx5_9", "rxe0")
+    plain = engine.run(script=LOOK).good()
+    contains(plain, theirs)
+    lacks(plain, "NCCL", "uverbs")
+    equal(on_record(), ([], []), "what is on record when all are gone")
+
+
+def on_record():
+    """Names of the containers that are on record as granted, and of those with files."""
+    granted = [name.removesuffix(".json") for name in os.listdir(f"{RECORDS}/containers")
+               if '"granted"' in read(f"{RECORDS}/containers/{name}")]
+    return sorted(granted), sorted(os.listdir(f"{RECORDS}/files"))
+
+
+@each_but_ctr
+def before_the_fake_of_nvidia_container_runtime_both_give(engine):
+    fake_nvidia_becomes("runc", "crun")
+    write("/etc/rdma-ctk/config.toml", f'[wrapper]\nruntime = "{FAKE_NVIDIA}"\n')
+    try:
+        has_both(engine)
+    finally:
+        write("/etc/rdma-ctk/config.toml", "")
+
+
+@each_but_ctr
+def behind_the_fake_of_nvidia_container_runtime_both_give(engine):
+    fake_nvidia_becomes(WRAPPER)
+    has_both(otherwise(engine, {"nerdctl": f"--runtime={FAKE_NVIDIA}",
+                                "docker": "--runtime=fake-nvidia"}[engine.name]))
+
+
+def macvlan(engine):
+    """A network that the engine makes after the document was read, on the adapter's own interface, so
+    that each container's address has a GID of its own. Its name."""
+    if engine.name == "docker":
+        engine.call("network", "create", "--driver=macvlan", "--opt=parent=eth0",
+                    "--subnet=10.77.0.0/24", "--ip-range=10.77.0.192/28", "near").good()
+    else:
+        write("/etc/cni/net.d/05-near.conflist", json.dumps(
+            {"cniVersion": "1.0.0", "name": "near", "plugins": [
+                {"type": "macvlan", "master": "eth0", "ipam": {"type": "host-local", "ranges": [[{
+                    "subnet": "10.77.0.0/24", "rangeStart": "10.77.0.210",
+                    "rangeEnd": "10.77.0.220"}]]}}]}))
+    return "near"
+
+
+def no_macvlan(engine):
+    if engine.name == "docker":
+        engine.call("network", "rm", "near")
+    else:
+        os.remove("/etc/cni/net.d/05-near.conflist")
+
+
+@each_but_ctr
+def a_container_that_is_started_again_has_it_again(engine):
+    """By stop and start, and by restart. Meanwhile another one has taken the GID of its address, so that
+    what its nccl.conf told before would be wrong."""
+    again = otherwise(engine, f"--network={macvlan(engine)}")
+
+    def has_it(container):
+        """Its GID index, and the record that is its."""
+        works(container.sh(PINGPONG))
+        contains(container.sh(LOOK), "uverbs0\n", "unlimited\n", "NCCL_IB_HCA==rxe0:1\n")
+        pid = engine.call("inspect", "--format={{.State.Pid}}", container.name).good().strip()
+        contains(read(f"/proc/{pid}/environ"), "NCCL_IB_HCA==rxe0:1\0")
+        conf = container.sh("cat /etc/nccl.conf")
+        address = command("nsenter", "-t", pid, "-n", "ip", "-4", "-o", "addr", "show",
+                          "eth0").split()[3].split("/")[0]
+        index = re.search(r"NCCL_IB_GID_INDEX=(\d+)\n", conf)
+        expect(index, f"no index in {conf!r}")
+        gid = read(f"/sys/class/infiniband/rxe0/ports/1/gids/{index[1]}").strip()
+        equal(str(ipaddress.ip_address(gid).ipv4_mapped), address, "the address of its GID")
+        granted, files = on_record()
+        equal(granted, files, "who is on record and who has files")
+        return index[1], set(granted)
+
+    try:
+        with again.start(ASKS) as container:
+            first, records = has_it(container)
+            equal(len(records), 1, "the number of records")
+            engine.call("stop", "--time=1", container.name).good()
+            if engine.name == "docker":           # nerdctl deletes it when it is started again
+                wait_for("the record's end", lambda: on_record() == ([], []))
+            with again.start(ASKS) as other:
+                index, others = has_it(other)
+                equal(index, first, "the index that has become free")
+                engine.call("start", container.name).good()
+                second, both = has_it(container)
+                expect(second != first, f"its index is {first} as before, which is the other's now")
+                equal(both, records | others, "the records")
+                engine.call("restart", "--time=1", container.name).good()
+                equal(has_it(container), (second, both), "index and records after a restart")
+        equal(on_record(), ([], []), "what is on record when all are gone")
+    finally:
+        no_macvlan(engine)
+
+
 def docker_with_the_wrapper_by_default(node):
     engines.docker_down(node.dockerd)
     command("rdma-ctk", "configure", "docker", "--default")
@@ -194,6 +337,9 @@ CASES = [
     exec_of_a_user_has_the_capabilities,
     a_container_may_be_called_create,
     the_runtime_behind_it_is_the_one_that_policy_names,
+    *before_the_fake_of_nvidia_container_runtime_both_give,
+    *behind_the_fake_of_nvidia_container_runtime_both_give,
+    *a_container_that_is_started_again_has_it_again,
     docker_with_the_wrapper_by_default,
     docker_is_as_before_after_undo,
 ]
