@@ -267,6 +267,8 @@ fn document(spec: &[u8], asks: Asks) -> Fallible<Vec<u8>> {
             format!("team-{number}.example.org/checksum"),
             json!("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
         );
+        // In the order in which writers in Go have them.
+        annotations.sort_keys();
         document["process"]["env"] = json!(variables);
         document["annotations"] = json!(annotations);
     }

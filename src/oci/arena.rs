@@ -25,8 +25,9 @@ const LARGEST: usize = 32 << 10;
 /// what is used becomes memory.
 const FIRST: usize = 64 << 10;
 /// How much is taken then at once, all of it memory from the beginning: a program that needs more than
-/// the first has a document to read, and a page fault for every page costs more than the pages.
-const CHUNK: usize = 512 << 10;
+/// the first has a document to read, and a page fault for every page costs more than the pages. Not more
+/// than is used soon: a page has to be cleared, too.
+const CHUNK: usize = 128 << 10;
 /// How many sizes there are: those below and at [`FINE`], and 2, 4, 8, 16 and 32 KiB.
 const SIZES: usize = FINE / GRAIN + 5;
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::admit::{Admission, Candidate, Station, admit};
 use super::cmdline::{CommandLine, Start};
-use super::container::{ambiguous, annotations, is_sandbox};
+use super::container::{ambiguous, annotation, is_sandbox, told};
 use super::document::{Document, DocumentError};
 use super::engine::Engine;
 use super::ledger::{Entry, Ledger, key, of_podman};
@@ -79,11 +79,11 @@ fn decide(
         Err(problem) if look == Look::Mentioned => return Err(problem.into()),
         Err(_) => return NOTHING,
     };
-    let annotations = annotations(&value);
-    if is_sandbox(&annotations, Engine::of_start(&value, start.folder(), start.id.as_deref())) {
+    let engine = Engine::of_start(&value, start.folder(), start.id.as_deref());
+    if is_sandbox(engine, |key| annotation(&value, key)) {
         return NOTHING;
     }
-    let asked = mentions_us(annotations.keys());
+    let asked = mentions_us(told(&value).map(|(key, _)| key));
     let policy = match policy::load(&surroundings.roots) {
         Ok(policy) => policy,
         Err(problem) if asked => {
@@ -106,7 +106,7 @@ fn decide(
     let id = id.to_string_lossy().into_owned();
     let bundle = start.folder().to_owned();
     let podman = of_podman(start.id.as_deref().unwrap_or_default());
-    let known = annotations.get(MARKER).is_some_and(|mark| {
+    let known = annotation(&value, MARKER).is_some_and(|mark| {
         ledger.confirms(&podman, mark) || granted_by_daemon(&surroundings.roots, &id, mark)
     });
     let mut earlier = None;
@@ -256,8 +256,9 @@ impl Keeper<'_> {
         if !late {
             entry.request = None;
         }
-        let text = serde_json::to_vec(&value)
-            .map_err(|problem| DocumentError::Syntax { path: path(), source: problem.into() })?;
+        let text = json::write(&value);
+        // The program soon becomes another one: what it holds need not be given back piece by piece.
+        std::mem::forget(value);
         // At the second attempt of an engine it is there already, and what it was is kept.
         if self.earlier.is_none() || text != self.document.text {
             let before = self.earlier.as_deref().unwrap_or(&self.document.text);

@@ -47,8 +47,7 @@ pub(super) fn take_out(
             let mut now = value.clone();
             revert(&before, &after, &mut now);
             if !has_traces(&now, ledger) {
-                let text = serde_json::to_vec(&now)
-                    .map_err(|why| DocumentError::Syntax { path: path(), source: why.into() })?;
+                let text = json::write(&now);
                 return Ok(Some(Earlier { value: now, text }));
             }
         }

@@ -39,7 +39,5 @@ pub(super) fn complete(
         .map_err(|source| DocumentError::Syntax { path: at(), source })?;
     apply_process(&mut value, grant, &entry.limits)
         .map_err(|source| DocumentError::Shape { path: at(), source })?;
-    let text = serde_json::to_vec(&value)
-        .map_err(|problem| DocumentError::Syntax { path: at(), source: problem.into() })?;
-    Ok(document.replace(&text)?)
+    Ok(document.replace(&json::write(&value))?)
 }

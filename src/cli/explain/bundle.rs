@@ -12,7 +12,7 @@ use crate::daemon::records::{self, Verdict};
 use crate::edit::oci::{Beside, apply};
 use crate::grant::{Grant, Outcome};
 use crate::oci::admit::{Admission, Candidate, Station, admit};
-use crate::oci::container::{ambiguous, annotations, is_sandbox};
+use crate::oci::container::{ambiguous, annotation, annotations, is_sandbox};
 use crate::oci::engine::Engine;
 use crate::oci::json::{self as document, JsonError};
 use crate::oci::{Surroundings, runtime};
@@ -92,7 +92,7 @@ pub(super) fn explain(
             path: path.clone(),
             sentence: refusal.sentence,
         })?;
-    if is_sandbox(&annotations, Engine::of(&value, &folder, &id)) {
+    if is_sandbox(Engine::of(&value, &folder, &id), |key| annotation(&value, key)) {
         outcome = Outcome::LeftAlone { reason: "it is the sandbox of a pod".to_owned() };
     }
     if pending {

@@ -13,7 +13,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::super::admit::{Candidate, Station, admit};
-use super::super::container::{ambiguous, annotations};
+use super::super::container::{ambiguous, told};
 use super::super::create;
 use super::super::document::DocumentError;
 use super::super::ledger::{Entry, Ledger, of_podman};
@@ -58,7 +58,7 @@ fn edit(call: &Call<'_>, text: &[u8]) -> Result<Option<Vec<u8>>, OciError> {
         Err(problem) if look == Look::Mentioned => return Err(syntax(problem).into()),
         Err(_) => return Ok(None),
     };
-    let asked = mentions_us(annotations(&value).keys());
+    let asked = mentions_us(told(&value).map(|(key, _)| key));
     let roots = &call.surroundings.roots;
     let policy = match policy::load(roots) {
         Ok(policy) => policy,
@@ -153,8 +153,7 @@ fn give(
     let path = || "the document".into();
     apply(&mut value, grant, Beside { files: &files, hooks: &hooks })
         .map_err(|source| DocumentError::Shape { path: path(), source })?;
-    let text = serde_json::to_vec(&value)
-        .map_err(|problem| DocumentError::Syntax { path: path(), source: problem.into() })?;
+    let text = json::write(&value);
     // Without a hook nobody would take the record away.
     if !hooks.is_empty() {
         entry.limits = value["process"]["rlimits"].as_array().cloned().unwrap_or_default();
