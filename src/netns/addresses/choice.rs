@@ -1,6 +1,6 @@
 //! Which address a sub-interface gets: pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::{Refused, Route, Wanted, Wish};
@@ -25,8 +25,9 @@ pub(super) struct Proposal {
 pub(super) struct Taken {
     /// Those of this node's sub-interfaces, each with whom it belongs to.
     pub held: BTreeMap<IpAddr, String>,
-    /// Those for which somebody answered not long ago: only when there is no other.
-    pub answered: BTreeSet<IpAddr>,
+    /// Those for which somebody answered, with when that was: only when there is no other, and then
+    /// the one first that has not been asked for the longest.
+    pub answered: BTreeMap<IpAddr, u64>,
 }
 
 /// Addresses in a row that an adapter's sub-interfaces may have.
@@ -68,6 +69,14 @@ pub(super) fn propose(wish: &Wish, pools: &Pools, taken: &Taken) -> Result<Propo
                     address: prefix.address,
                     pools: words(&spans),
                 })?;
+                // A network wider than the pool's would take what leaves by the pod's own interface.
+                if prefix.length < span.length {
+                    return Err(Refused::Wide {
+                        hca: wish.hca.clone(),
+                        address: *prefix,
+                        length: span.length,
+                    });
+                }
                 if let Some(pod) = taken.held.get(&prefix.address) {
                     return Err(Refused::Held {
                         hca: wish.hca.clone(),
@@ -154,16 +163,19 @@ fn free<'a>(wish: &Wish, spans: &[Span<'a>], taken: &Taken) -> Result<(Span<'a>,
     let is_free = |span: &Span<'_>, address: &IpAddr| {
         may(wish, *span, *address) && !taken.held.contains_key(address)
     };
-    let search = |answered: bool| {
-        spans.iter().find_map(|span| {
-            each(span.range, begin)
-                .find(|address| {
-                    is_free(span, address) && (answered || !taken.answered.contains(address))
-                })
-                .map(|address| (*span, address))
-        })
+    let quiet = spans.iter().find_map(|span| {
+        each(span.range, begin)
+            .find(|address| is_free(span, address) && !taken.answered.contains_key(address))
+            .map(|address| (*span, address))
+    });
+    let loud = || {
+        let answered = taken.answered.iter().filter_map(|(address, when)| {
+            let span = spans.iter().find(|span| span.range.holds(*address))?;
+            is_free(span, address).then_some((when, *span, *address))
+        });
+        answered.min_by_key(|(when, ..)| **when).map(|(_, span, address)| (span, address))
     };
-    search(false).or_else(|| search(true)).ok_or_else(|| exhausted(wish, spans, taken))
+    quiet.or_else(loud).ok_or_else(|| exhausted(wish, spans, taken))
 }
 
 /// All addresses of a range, each once, from one of them on.

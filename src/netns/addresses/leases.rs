@@ -4,7 +4,7 @@
 //! The addresses stand in the file's name too: one whose text cannot be read any more keeps them
 //! taken all the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,10 @@ pub struct Leases {
     unread: Vec<Unread>,
     /// What is being asked for on the wire.
     pending: BTreeMap<IpAddr, String>,
-    answered: BTreeSet<IpAddr>,
+    /// Those for which somebody answered, each with when that was.
+    answered: BTreeMap<IpAddr, u64>,
+    /// How often somebody has answered.
+    answers: u64,
     /// Why it is not known what is held.
     blind: Option<String>,
 }
@@ -66,7 +69,8 @@ impl Leases {
             held,
             unread: found.unread,
             pending: BTreeMap::new(),
-            answered: BTreeSet::new(),
+            answered: BTreeMap::new(),
+            answers: 0,
             blind: found.blind,
         };
         (leases, found.problems)
@@ -193,7 +197,8 @@ impl Leases {
                         self.answered.clear();
                     }
                     // One that answered before was proposed for want of another.
-                    let before = !self.answered.insert(prefix.address);
+                    self.answers += 1;
+                    let before = self.answered.insert(prefix.address, self.answers).is_some();
                     if before || matches!(wish.wanted, Wanted::Fixed(_)) {
                         return Err(Refused::Answered {
                             hca: wish.hca.clone(),

@@ -167,6 +167,19 @@ pub enum Refused {
         /// Its pools.
         pools: String,
     },
+    /// An address was named with more around it than its pool's network.
+    #[error(
+        "{address} for {hca} reaches beyond the network of its pool: its prefix length is {length} \
+         or more"
+    )]
+    Wide {
+        /// The adapter.
+        hca: String,
+        /// The address.
+        address: Prefix,
+        /// Length of the pool's prefix.
+        length: u8,
+    },
     /// An address was named that somebody on this node holds.
     #[error("{address} for {hca} is held by {pod}")]
     Held {

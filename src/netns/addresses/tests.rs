@@ -234,6 +234,42 @@ fn an_address_that_somebody_answers_for_is_left_out() {
     assert!(refused.ends_with("cannot be found out: the wire is cut"), "{refused}");
 }
 
+/// Somebody forges answers for a whole pool, and stops: what is free again is found, though one of
+/// the addresses was really another's all along.
+#[test]
+fn answers_that_were_forged_do_not_use_a_pool_up() {
+    for others in 8..=11 {
+        let mut machine = Machine::new();
+        let pool = pools("range = '10.1.0.8-10.1.0.11'");
+        machine.wire.others.extend((8..=11).map(|last| IpAddr::from([10, 1, 0, last])));
+        for _ in 0..3 {
+            machine.take(&wish("a", "mlx5_0"), &pool).unwrap_err();
+        }
+        machine.wire.others = [IpAddr::from([10, 1, 0, others])].into();
+        let tries: Vec<bool> =
+            (0..2).map(|_| machine.take(&wish("a", "mlx5_0"), &pool).is_ok()).collect();
+        assert!(tries.contains(&true), "10.1.0.{others} is in use, and the rest is free");
+    }
+}
+
+#[test]
+fn a_named_address_has_no_network_wider_than_its_pools() {
+    let mut machine = Machine::new();
+    let pool = pools("range = '10.1.0.64/26';range = 'fd00::/64'");
+    for address in ["10.1.0.70/1", "10.1.0.70/23"] {
+        let refused = machine.take(&fixed("a", &[address]), &pool).unwrap_err();
+        assert_eq!(
+            refused,
+            format!(
+                "{address} for mlx5_0 reaches beyond the network of its pool: its prefix length is \
+                 24 or more"
+            )
+        );
+    }
+    assert!(machine.take(&fixed("a", &["fd00::7/48"]), &pool).is_err());
+    assert!(machine.take(&fixed("a", &["10.1.0.70/32", "fd00::7/64"]), &pool).is_ok());
+}
+
 #[test]
 fn several_adapters_are_asked_for_together() {
     let mut machine = Machine::new();
