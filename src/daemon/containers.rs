@@ -213,7 +213,6 @@ impl Containers {
     }
 
     /// Whether a container is on record.
-    #[cfg(test)]
     pub fn is_recorded(&self, id: &str) -> bool {
         self.inner().recorded.contains(id)
     }

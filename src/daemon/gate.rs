@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use crate::policy::Policy;
-use crate::request::{self, Carrier, Devices, Key, Pod, RequestError, SmcMethod, mentions_us};
+use crate::request::{
+    self, Carrier, Devices, Key, Pod, Request, RequestError, SmcMethod, mentions_us,
+};
 
 /// What that container asks for by annotation, in words. `None`: nothing that could not be done
 /// without, or it is somebody else's to serve.
@@ -19,15 +21,7 @@ pub fn asked(
     container: &str,
     policy: &Policy,
 ) -> Option<String> {
-    if !mentions_us(annotations.keys()) || policy.wrapper_handlers.contains(&pod.runtime_handler) {
-        return None;
-    }
-    let container = request::Container {
-        name: container.to_owned(),
-        pod: pod.clone(),
-        ..request::Container::default()
-    };
-    let request = match request::parse(annotations, container, Carrier::default(), policy, None) {
+    let request = match read(annotations, pod, container, policy)? {
         Ok(request) => request,
         // It may come with a claim.
         Err(RequestError::NothingToApplyTo { .. }) => return None,
@@ -39,10 +33,43 @@ pub fn asked(
         SmcMethod::Off => return None,
         _ => Key::Smc,
     };
-    Some(match request.asked_by.get(&key) {
+    Some(in_words(&request, key))
+}
+
+/// The same of SMC-R, which a container that carries our mark does not have for that.
+pub fn asked_smc(
+    annotations: &BTreeMap<String, String>,
+    pod: &Pod,
+    container: &str,
+    policy: &Policy,
+) -> Option<String> {
+    let request = read(annotations, pod, container, policy)?.ok()?;
+    (request.smc != SmcMethod::Off).then(|| in_words(&request, Key::Smc))
+}
+
+/// What a container asks for; `None`: nothing of us.
+fn read(
+    annotations: &BTreeMap<String, String>,
+    pod: &Pod,
+    container: &str,
+    policy: &Policy,
+) -> Option<Result<Request, RequestError>> {
+    if !mentions_us(annotations.keys()) || policy.wrapper_handlers.contains(&pod.runtime_handler) {
+        return None;
+    }
+    let container = request::Container {
+        name: container.to_owned(),
+        pod: pod.clone(),
+        ..request::Container::default()
+    };
+    Some(request::parse(annotations, container, Carrier::default(), policy, None))
+}
+
+fn in_words(request: &Request, key: Key) -> String {
+    match request.asked_by.get(&key) {
         Some(asked) => format!("{}: {}", asked.annotation, asked.value),
         None => "annotation of a vendor's dialect".to_owned(),
-    })
+    }
 }
 
 #[cfg(test)]

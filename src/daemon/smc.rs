@@ -11,6 +11,7 @@ use std::time::Instant;
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
+use super::gate;
 use super::plugin::Daemon;
 use super::records::PodName;
 use crate::grant::{SmcFacts, SmcGrant};
@@ -100,6 +101,13 @@ impl Smc {
             let (begun, method) = (Instant::now(), grant.method);
             let done = inner.prepare(id.clone(), grant, &network);
             let took_us = begun.elapsed().as_micros();
+            if done.is_err() {
+                // The runtime tells nothing more of a container that was refused.
+                let turned = inner.turned().remove(&id);
+                if let Some(turned) = turned {
+                    inner.stop(&id, &turned);
+                }
+            }
             done.inspect(|()| info!(id, %method, took_us, "prepared for SMC-R"))
         })
         .await
@@ -353,10 +361,55 @@ impl Daemon {
         sandbox: &PodSandbox,
         container: &Container,
     ) -> Result<(), String> {
-        let Some(grant) = self.containers.smc(&container.id) else { return Ok(()) };
+        let name = || PodName::new(&pod(sandbox), &sandbox.id);
+        let Some(grant) = self.containers.smc(&container.id) else {
+            // One that is on record was given something else, or runs without.
+            if self.containers.is_recorded(&container.id) {
+                return Ok(());
+            }
+            let (annotations, policy) = (&sandbox.annotations, self.policies.now());
+            let asked = gate::asked_smc(annotations, &pod(sandbox), &container.name, &policy);
+            let left = self.session().is_some_and(|session| session.left.is_some());
+            let Some(asked) = asked.filter(|_| !left) else { return Ok(()) };
+            let sentence = format!(
+                "{asked}: what the container was given is not on record, so that its sockets would \
+                 stay on TCP; it has to be created again"
+            );
+            return self.refuse_start(sandbox, container, name(), sentence);
+        };
         let Err(why) = self.smc.start(&grant, container).await else { return Ok(()) };
-        let name = PodName::new(&pod(sandbox), &sandbox.id);
         let sentence = format!("smc.rdma-ctk.io: {}: {why}", grant.method);
-        self.refuse_start(sandbox, container, name, sentence)
+        self.refuse_start(sandbox, container, name(), sentence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grant::PnetGrant;
+
+    #[tokio::test]
+    async fn what_could_not_be_prepared_leaves_no_claim() {
+        let folder = tempfile::tempdir().unwrap();
+        let roots = Roots::below(folder.path());
+        let smc = Smc::new(&roots);
+        let pnet = PnetGrant {
+            name: "RCTK1".into(),
+            adapter: "mlx5_0".into(),
+            port: 1,
+            interface: "eth0".into(),
+        };
+        let grant = SmcGrant {
+            method: SmcMethod::Bpf,
+            eid: Some("no user EID!".into()),
+            pnet: vec![pnet],
+            sysctls: Vec::new(),
+            by_runtime: false,
+            mptcp: false,
+            later: false,
+        };
+        assert!(smc.prepare("c1", &grant, &Network::Host).await.is_err());
+        assert!(smc.inner.turned().is_empty());
+        assert_eq!(Claims::open(&roots).unwrap().all(), []);
     }
 }

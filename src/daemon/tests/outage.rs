@@ -15,6 +15,7 @@ use crate::inventory::{Node, PodNetwork, PodView};
 use crate::nri::proto::{Container, ContainerState, Event, PodSandbox};
 use crate::nri::scripted::{Fault, Scripted};
 use crate::nri::{Mishap, MishapKind, Plugin};
+use crate::request::MARKER;
 
 const ALL: &[(&str, &str)] = &[("devices.rdma-ctk.io", "all")];
 
@@ -52,6 +53,24 @@ async fn c60_a_slow_inventory_is_an_error_in_time_and_the_next_call_succeeds() {
     let text = session.create(&asks, &container(&asks, "c3", "main")).await.unwrap_err();
     assert!(!text.contains("not ready"), "{text}");
     assert!(session.runtime.violations().is_empty());
+}
+
+/// The daemon was ended right after its answer, before what it had granted was on record: a container
+/// of SMC-R would run on TCP, and nobody would know.
+#[tokio::test]
+async fn smc_that_was_granted_and_is_not_on_record_does_not_start() {
+    let rig = Rig::new("gpu-infiniband");
+    let session = rig.session("containerd", "2.1.9").await;
+    let asks = pod("asks", &[("smc.rdma-ctk.io/container.main", "bpf")]);
+    let marked = |id: &str, name: &str| {
+        let mut marked = container(&asks, id, name);
+        marked.annotations.insert(MARKER.into(), "0fac37c0a5e33e5b".into());
+        marked
+    };
+    let text = session.start(&asks, &marked("c1", "main")).await.unwrap_err();
+    assert!(text.starts_with("rdma-ctk: smc.rdma-ctk.io/container.main: bpf: "), "{text}");
+    assert!(text.contains("is not on record"), "{text}");
+    session.start(&asks, &marked("c2", "other")).await.unwrap();
 }
 
 /// A call that panicked or was late has been answered by the session; who it was about is on record.
