@@ -96,7 +96,11 @@ impl Folder {
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    if fs::metadata(path)?.len() > LONGEST {
+    let data = fs::symlink_metadata(path)?;
+    if !data.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file"));
+    }
+    if data.len() > LONGEST {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long"));
     }
     serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)

@@ -40,7 +40,7 @@ const HEAD_START: Duration = Duration::from_millis(50);
 /// After so many readings of the inventory the start is over.
 const SETTLED: usize = 1;
 /// Threads at a time: pods that are read, the inventory, records, a scrape, and some that hang.
-const THREADS: usize = 16;
+pub(super) const THREADS: usize = 16;
 
 /// What the daemon is told at its start.
 #[derive(Debug, Clone)]

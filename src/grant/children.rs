@@ -281,6 +281,12 @@ pub(super) fn remark(case: &Case<'_>, hcas: &[&Hca], notes: &mut Notes) {
     if !is_child(request.netns) || request.container.pod.host_network {
         return;
     }
+    for one in request.address.fixed() {
+        let given = |name: &String| hcas.iter().any(|hca| hca.name == *name);
+        let Some(hca) = one.hca.as_ref().filter(|name| !given(name)) else { continue };
+        let text = format!("{} is for {hca}, which this container is not given", one.address);
+        notes.warn("address", text);
+    }
     for hca in hcas {
         let made = case.children.and_then(|all| all.iter().find(|made| made.hca == hca.name));
         let name = made.map(|made| format!("{}, ", made.interface)).unwrap_or_default();

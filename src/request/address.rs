@@ -37,6 +37,16 @@ pub struct FixedAddress {
     pub address: Prefix,
 }
 
+impl AddressRequest {
+    /// The addresses that were named.
+    pub fn fixed(&self) -> &[FixedAddress] {
+        match self {
+            Self::Fixed(fixed) => fixed,
+            Self::Auto | Self::None => &[],
+        }
+    }
+}
+
 /// `address`: a word, or addresses, each for an adapter.
 pub(super) fn address(text: &str) -> Result<AddressRequest, Problem> {
     match text.trim() {

@@ -28,11 +28,11 @@ impl Folder {
 }
 
 impl Journal for Folder {
-    fn write(&mut self, entry: &Entry) -> io::Result<()> {
+    fn write(&self, entry: &Entry) -> io::Result<()> {
         self.0.write(&entry.sandbox, entry)
     }
 
-    fn remove(&mut self, sandbox: &str) -> io::Result<()> {
+    fn remove(&self, sandbox: &str) -> io::Result<()> {
         self.0.remove(sandbox)
     }
 }
@@ -116,7 +116,7 @@ mod tests {
     fn what_was_written_is_shown_and_what_is_of_another_boot_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let roots = Roots::below(folder.path());
-        let mut journal = Folder::new(&roots);
+        let journal = Folder::new(&roots);
         assert_eq!(lying(&roots), (Vec::new(), Vec::new()));
         let mut entry = entry("one");
         entry.children[0].addresses = vec!["10.1.0.64/24".parse().unwrap()];

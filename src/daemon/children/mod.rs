@@ -4,14 +4,16 @@
 //! As with adapters that move ([`super::links`]), what is made is decided and done when the sandbox
 //! runs, beside the runtime's call; a container waits for it a little, and the kubelet asks again.
 
+mod addresses;
 pub mod journal;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{Notify, OnceCell, watch};
+use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
@@ -22,12 +24,13 @@ use super::pods::Pods;
 use super::snapshot::Keeper;
 use crate::grant::{Made, Present, Wanted, children, is_child, together, word};
 use crate::inventory::{Node, Prefix};
-use crate::netns::addresses::{self, Leases, Wish};
-use crate::netns::children::book::{Book, Event, Order};
+use crate::netns::addresses::{Leases, Wanted as WantedAddress, Wish};
+use crate::netns::children::book::{Book, Event, Found, Hands, Order};
+use crate::netns::children::making::Work;
 use crate::netns::children::node::Node as Leased;
 use crate::netns::children::{self, Child, Entry, Ground, Kind};
 use crate::policy::Policy;
-use crate::request::{AddressRequest, FixedAddress, Key, NetnsRequest, Request, SUFFIX};
+use crate::request::{Key, NetnsRequest, Request, SUFFIX};
 use crate::roots::Roots;
 
 /// What is asked for in `netns` where sub-interfaces are to be made.
@@ -36,6 +39,10 @@ pub const WAYS: &[&str] = &["ipvlan", "macvlan"];
 const INVENTORY: Duration = Duration::from_secs(60);
 /// How often what should go is tried again, at first and at the longest.
 const TEND: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Pods at once whose sub-interfaces are made, and threads at once that look after the rest: most of
+/// the daemon's threads are left to containers that ask for something else.
+const MAKERS: usize = 8;
+const TENDERS: usize = 2;
 
 /// The sub-interfaces of pods; clones share them.
 #[derive(Debug, Clone)]
@@ -54,9 +61,11 @@ struct Inner {
     book: Mutex<Option<Book>>,
     opened: OnceCell<()>,
     pods: Mutex<HashMap<String, watch::Sender<State>>>,
-    /// What was made, apart from the book, which is held while a pod's are made.
+    /// What was made, apart from the book, which is held while namespaces are entered.
     made: Mutex<HashMap<String, Arc<[Made]>>>,
     nudge: Notify,
+    makers: Semaphore,
+    tenders: Semaphore,
     present: Gauge,
     stuck: Gauge,
 }
@@ -75,6 +84,8 @@ impl Children {
                 pods: Mutex::default(),
                 made: Mutex::default(),
                 nudge: Notify::new(),
+                makers: Semaphore::new(MAKERS),
+                tenders: Semaphore::new(TENDERS),
                 present: Gauge::default(),
                 stuck: Gauge::default(),
             }),
@@ -100,7 +111,7 @@ impl Children {
     pub async fn open(&self) {
         let open = async || {
             let inner = Arc::clone(&self.inner);
-            blocking(move || inner.open()).await;
+            blocking(&self.inner.tenders, move || inner.open()).await;
             let children = self.clone();
             tokio::spawn(async move { children.run().await });
             self.inner.nudge.notify_one();
@@ -153,7 +164,12 @@ impl Children {
         }
         self.inner.made().remove(sandbox);
         let (inner, id) = (Arc::clone(&self.inner), sandbox.to_owned());
-        let gone = blocking(move || inner.tend(|book| book.end(&id)));
+        let end = move |book: &mut Book| book.end(&id);
+        // It goes on when nobody waits for it any more.
+        let gone = tokio::spawn(async move {
+            let tend = Arc::clone(&inner);
+            blocking(&inner.tenders, move || tend.tend(end)).await
+        });
         if timeout(patience, gone).await.is_err() && !patience.is_zero() {
             info!(sandbox, "the sub-interfaces of the pod are still going");
         }
@@ -172,8 +188,13 @@ impl Children {
         self.inner.made().retain(|sandbox, _| sandboxes.contains(sandbox));
         let (inner, sandboxes) = (Arc::clone(&self.inner), sandboxes.clone());
         tokio::spawn(async move {
-            let retain = move |book: &mut Book| book.retain(|sandbox| sandboxes.contains(sandbox));
-            blocking(move || inner.tend(retain)).await;
+            let retain = move |book: &mut Book| {
+                if let Some(problem) = book.retain(|sandbox| sandboxes.contains(sandbox)) {
+                    error!("what is on record of sub-interfaces: {problem}");
+                }
+            };
+            let tend = Arc::clone(&inner);
+            blocking(&inner.tenders, move || tend.tend(retain)).await;
         });
     }
 
@@ -183,7 +204,8 @@ impl Children {
         loop {
             let nudged = timeout(pause, self.inner.nudge.notified()).await.is_ok();
             let inner = Arc::clone(&self.inner);
-            let quiet = blocking(move || inner.tend(|_| {})).await.unwrap_or(true);
+            let quiet = blocking(&self.inner.tenders, move || inner.tend(|_| {})).await;
+            let quiet = quiet.unwrap_or(true);
             pause = match (quiet, nudged) {
                 (true, _) => TEND.1,
                 (false, true) => TEND.0,
@@ -200,7 +222,8 @@ impl Children {
         let done = match self.inner.keeper.node(INVENTORY).await {
             Ok(node) => {
                 let inner = Arc::clone(&self.inner);
-                let made = blocking(move || inner.make(&ask, &node, &policy)).await;
+                let make = move || inner.make(&ask, &node, &policy);
+                let made = blocking(&self.inner.makers, make).await;
                 made.unwrap_or_else(|| Err("a fault of rdma-ctk while it made them".to_owned()))
             }
             Err(problem) => Err(problem.to_string()),
@@ -234,12 +257,18 @@ impl Children {
             // The pod has ended meanwhile, and nobody else will end what was made since.
             self.inner.made().remove(&sandbox);
             let inner = Arc::clone(&self.inner);
-            blocking(move || inner.tend(|book| book.end(&sandbox))).await;
+            let end = move || inner.tend(|book| book.end(&sandbox));
+            blocking(&self.inner.tenders, end).await;
         }
     }
 }
 
-async fn blocking<T: Send + 'static>(task: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// Does what may block on a thread for that, of which there are so many at once.
+async fn blocking<T: Send + 'static>(
+    threads: &Semaphore,
+    task: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let _thread = threads.acquire().await.ok()?;
     match tokio::task::spawn_blocking(task).await {
         Ok(done) => Some(done),
         Err(problem) => {
@@ -268,11 +297,13 @@ impl Inner {
         };
         let folder = Folder::new(&self.roots);
         let (entries, mut problems) = folder.read_all();
+        let found = Found { entries, whole: problems.is_empty() };
         let (leases, unread) = Leases::open(&self.roots);
         problems.extend(unread.iter().map(ToString::to_string));
         let leases = Leased::new(leases);
         let boot = boot(&self.roots);
-        let (book, more) = Book::new(&boot, entries, ground, Box::new(folder), Box::new(leases));
+        let (journal, leases) = (Box::new(folder), Box::new(leases));
+        let (book, more) = Book::new(&boot, found, Hands { ground, journal, leases });
         for problem in problems.iter().chain(&more) {
             error!("what is on record of sub-interfaces: {problem}");
         }
@@ -316,6 +347,32 @@ impl Inner {
 
     /// Makes what a pod asks for; what there is then.
     fn make(&self, ask: &Ask, node: &Node, policy: &Policy) -> Result<Vec<Made>, String> {
+        // Not while others wait for the book: a pod's annotations may be long.
+        let requests = ask.requests(policy, node, is_child)?;
+        let (work, kind) = match self.begin(ask, &requests, node, policy)? {
+            Begun::Made(made) => return Ok(made),
+            Begun::Work(work, kind) => (work, kind),
+        };
+        let (entry, made) = work.run();
+        let mut guard = self.book();
+        let book = guard.as_mut().ok_or("rdma-ctk does not serve any more")?;
+        let done = book.finish(entry, made);
+        self.count(book);
+        if done.is_err() {
+            self.nudge.notify_one();
+        }
+        done.map_err(|why| refused(kind, &why))?;
+        Ok(book.of(&ask.sandbox).map(|entry| made_of(entry).to_vec()).unwrap_or_default())
+    }
+
+    /// Decides what is to be made for a pod.
+    fn begin(
+        &self,
+        ask: &Ask,
+        requests: &[Request],
+        node: &Node,
+        policy: &Policy,
+    ) -> Result<Begun, String> {
         let mut guard = self.book();
         let book = guard.as_mut().ok_or("rdma-ctk does not serve yet")?;
         let ended = {
@@ -326,38 +383,31 @@ impl Inner {
             return Err("the pod has ended".to_owned());
         }
         // What a try left behind goes before the next.
-        book.tend();
+        book.tend_one(&ask.sandbox);
         if let Some(entry) = book.of(&ask.sandbox)
             && entry.state == children::State::Made
         {
-            return Ok(made_of(entry).to_vec());
+            return Ok(Begun::Made(made_of(entry).to_vec()));
         }
         let present: Vec<Present> = book.all().map(present).collect();
-        let requests = ask.requests(policy, node, is_child);
         let own_network = requests.iter().filter(|request| !request.container.pod.host_network);
-        let mut wanted: Vec<Wanted> = Vec::new();
-        let mut addresses: HashMap<String, addresses::Wanted> = HashMap::new();
-        for request in own_network {
-            let chosen =
-                children(request, node, policy, &present).map_err(|refusal| refusal.sentence)?;
-            for child in &chosen {
-                let address = address(request, child, chosen.len())?;
-                let before = addresses.entry(child.hca.clone()).or_insert_with(|| address.clone());
-                if *before != address {
-                    return Err(refused(
-                        child.kind,
-                        &format!("{}: its containers ask for different addresses", child.hca),
-                    ));
-                }
-            }
-            wanted.extend(chosen);
-        }
-        let Some(kind) = wanted.first().map(|wanted| wanted.kind) else { return Ok(Vec::new()) };
+        let chosen = own_network.map(|request| {
+            let chosen = children(request, node, policy, &present);
+            Ok((request, chosen.map_err(|refusal| refusal.sentence)?))
+        });
+        let chosen: Vec<(&Request, Vec<Wanted>)> = chosen.collect::<Result<_, String>>()?;
+        let addresses = addresses::wanted(&chosen)?;
+        let wanted: Vec<Wanted> = chosen.into_iter().flat_map(|(_, chosen)| chosen).collect();
+        let Some(kind) = wanted.first().map(|wanted| wanted.kind) else {
+            return Ok(Begun::Made(Vec::new()));
+        };
         let told = |why: String| refused(kind, &why);
         let wanted = together(wanted, node, policy).map_err(told)?;
-        let orders = self.orders(ask, node, policy, wanted, addresses);
+        // Those of pods whose lease is lost, too.
+        let held = book.all().flat_map(|(child, _)| child.addresses.iter().map(|own| own.address));
+        let orders = self.orders(ask, (node, policy), wanted, addresses, held);
         let Some(namespace) = book.place(&ask.namespace).map_err(told)? else {
-            return Ok(Vec::new());
+            return Ok(Begun::Made(Vec::new()));
         };
         let entry = Entry {
             boot: boot(&self.roots),
@@ -368,34 +418,27 @@ impl Inner {
             state: children::State::Making,
             stuck: None,
         };
-        let done = book.attach(entry, orders);
+        let work = book.begin(entry, orders).map_err(told)?;
         self.count(book);
-        if done.is_err() {
-            self.nudge.notify_one();
-        }
-        done.map_err(told)?;
-        Ok(book.of(&ask.sandbox).map(|entry| made_of(entry).to_vec()).unwrap_or_default())
+        Ok(Begun::Work(work, kind))
     }
 
     fn orders(
         &self,
         ask: &Ask,
-        node: &Node,
-        policy: &Policy,
+        (node, policy): (&Node, &Policy),
         wanted: Vec<Wanted>,
-        mut addresses: HashMap<String, addresses::Wanted>,
+        mut addresses: HashMap<String, WantedAddress>,
+        held: impl Iterator<Item = IpAddr>,
     ) -> Vec<Order> {
-        let others: Vec<std::net::IpAddr> = node
-            .interfaces
-            .iter()
-            .flat_map(|interface| interface.addresses.iter().map(|(address, _)| *address))
-            .collect();
+        let host = node.interfaces.iter().flat_map(|interface| &interface.addresses);
+        let others: Vec<IpAddr> = host.map(|(address, _)| *address).chain(held).collect();
         let order = |wanted: Wanted| {
             let parent = node.interfaces.iter().find(|i| i.index == wanted.parent_index);
             let own = parent.into_iter().flat_map(|parent| &parent.addresses);
             let own = own.filter_map(|(address, length)| Prefix::new(*address, *length)).collect();
             let pools = node.hca(&wanted.hca).map(|hca| policy.links.pools_of(hca));
-            let asked = addresses.remove(&wanted.hca).unwrap_or(addresses::Wanted::Pool);
+            let asked = addresses.remove(&wanted.hca).unwrap_or(WantedAddress::Pool);
             Order {
                 wish: Wish {
                     boot: boot(&self.roots),
@@ -427,27 +470,12 @@ impl Inner {
     }
 }
 
-/// Which address the sub-interface of an adapter is to have, of so many that its container gets.
-fn address(request: &Request, wanted: &Wanted, count: usize) -> Result<addresses::Wanted, String> {
-    let fixed = match &request.address {
-        AddressRequest::Auto => return Ok(addresses::Wanted::Pool),
-        AddressRequest::None => return Ok(addresses::Wanted::None),
-        AddressRequest::Fixed(fixed) => fixed,
-    };
-    let its = |one: &&FixedAddress| match &one.hca {
-        Some(hca) => *hca == wanted.hca,
-        None => count == 1,
-    };
-    let its: Vec<Prefix> = fixed.iter().filter(its).map(|one| one.address).collect();
-    if its.is_empty() {
-        return Err(format!(
-            "{}.{SUFFIX}: there is no address for {} (write {}=ADDRESS)",
-            Key::Address.word(),
-            wanted.hca,
-            wanted.hca
-        ));
-    }
-    Ok(addresses::Wanted::Fixed(its))
+/// What a pod has, or is to be given.
+enum Begun {
+    /// That is there, or nothing.
+    Made(Vec<Made>),
+    /// That is to be made, of that kind.
+    Work(Work, NetnsRequest),
 }
 
 const fn kind(way: NetnsRequest) -> Kind {

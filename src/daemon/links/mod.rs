@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{Notify, OnceCell, watch};
+use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
@@ -32,7 +32,7 @@ use crate::nri::container::{Network, pod};
 use crate::nri::proto::PodSandbox;
 use crate::policy::Policy;
 use crate::request::{
-    Carrier, Container, Devices, Key, NetnsRequest, POD_NETWORKS, Pod, Request, SUFFIX,
+    Carrier, Container, Devices, Key, NetnsRequest, POD_NETWORKS, Pod, Request, SUFFIX, mentions_us,
 };
 use crate::roots::Roots;
 
@@ -43,6 +43,8 @@ pub const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the sandbox's start waits for the first inventory, and for one after a move.
 const INVENTORY: Duration = Duration::from_secs(60);
 const ANEW: Duration = Duration::from_secs(5);
+/// Most containers of a pod, and one more for those without a name.
+const CONTAINERS: usize = 256;
 /// How often adapters are looked after: those that should come back, first and at the longest, and
 /// those that are where they should be.
 const TEND: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -66,6 +68,9 @@ struct Inner {
     /// Adapters that the host does not see any more, as it saw them last.
     known: Mutex<HashMap<String, Hca>>,
     nudge: Notify,
+    /// Whoever moves something has the fleet to himself: who waits for it keeps no thread, of which
+    /// the daemon has few.
+    turn: Semaphore,
     away: Gauge,
     stuck: Gauge,
 }
@@ -134,17 +139,27 @@ impl Ask {
     /// The requests of containers whose adapters are to reach the pod in one of these ways: of those
     /// that are named in an annotation, and of one that is not. What is wrong with an annotation,
     /// its container is told.
+    ///
+    /// # Errors
+    /// More are named than a pod has: a sentence.
     pub(super) fn requests(
         &self,
         policy: &Policy,
         node: &Node,
         ways: impl Fn(NetnsRequest) -> bool,
-    ) -> Vec<Request> {
-        let names =
-            self.annotations.keys().filter_map(|key| Some(key.split_once("/container.")?.1));
+    ) -> Result<Vec<Request>, String> {
+        let ours = self.annotations.keys().filter(|key| mentions_us([key]));
+        let names = ours.filter_map(|key| Some(key.split_once("/container.")?.1));
         let mut names: Vec<&str> = names.chain([""]).collect();
         names.sort_unstable();
         names.dedup();
+        if names.len() > CONTAINERS {
+            // Each is read for itself, out of all annotations.
+            return Err(format!(
+                "annotations of the pod name {} containers, and a pod has no more than {CONTAINERS}",
+                names.len() - 1
+            ));
+        }
         let read = |name: &str| {
             let container =
                 Container { name: name.to_owned(), pod: self.pod.clone(), ..Container::default() };
@@ -154,7 +169,7 @@ impl Ask {
             ways(request.netns)
                 && request.devices.as_ref().is_some_and(|devices| *devices != Devices::None)
         };
-        names.into_iter().filter_map(read).filter(moves).collect()
+        Ok(names.into_iter().filter_map(read).filter(moves).collect())
     }
 }
 
@@ -172,6 +187,7 @@ impl Links {
                 pods: Mutex::default(),
                 known: Mutex::default(),
                 nudge: Notify::new(),
+                turn: Semaphore::new(1),
                 away: Gauge::default(),
                 stuck: Gauge::default(),
             }),
@@ -233,8 +249,12 @@ impl Links {
         if !known {
             return;
         }
-        let (inner, id) = (Arc::clone(&self.inner), sandbox.to_owned());
-        let back = self.blocking(move || inner.tend(|fleet| fleet.call_home(&id)));
+        let (links, id) = (self.clone(), sandbox.to_owned());
+        // It goes on when nobody waits for it any more.
+        let back = tokio::spawn(async move {
+            let inner = Arc::clone(&links.inner);
+            links.blocking(move || inner.tend(|fleet| fleet.call_home(&id))).await
+        });
         if timeout(patience, back).await.is_err() && !patience.is_zero() {
             info!(sandbox, "the adapters of the pod are still on their way back");
         }
@@ -350,6 +370,7 @@ impl Links {
         &self,
         task: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
+        let _turn = self.inner.turn.acquire().await.ok()?;
         match tokio::task::spawn_blocking(task).await {
             Ok(done) => Some(done),
             Err(problem) => {
@@ -438,6 +459,8 @@ impl Inner {
         policy: &Policy,
         before: String,
     ) -> Result<Vec<String>, String> {
+        // Not while others wait for the fleet.
+        let requests = ask.requests(policy, node, |way| way == NetnsRequest::Exclusive)?;
         let mut guard = self.fleet();
         let fleet = guard.as_mut().ok_or("rdma-ctk does not serve yet")?;
         let ended = {
@@ -457,7 +480,6 @@ impl Inner {
             }
             (true, _) => {}
         }
-        let requests = ask.requests(policy, node, |way| way == NetnsRequest::Exclusive);
         let away = fleet.owners();
         let free = node.hcas.iter().filter(|hca| !away.contains_key(&hca.name));
         let uses = free

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::super::service::THREADS;
 use super::rig::{Plan, Rig, Session, container, pod, uverbs};
 use crate::inventory::{Interface, Node, PodNetwork, PodView};
 use crate::netns::children::simulated::Hand;
@@ -160,6 +161,78 @@ async fn a_pod_that_ends_while_it_is_made_leaves_nothing() {
                 == 0
     })
     .await;
+}
+
+/// While many pods wait for answers from the wire, others end, and containers that ask for something
+/// else are served: with no more threads than the service has.
+#[test]
+fn pods_that_wait_for_the_wire_hold_up_nobody() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(THREADS).build().unwrap();
+    runtime.block_on(async {
+        let hand = Hand::default();
+        let policy = POLICY.replace("children = 2", "children = 64").leak();
+        let rig = rig_of(Plan { policy, ..plan(&hand) }).await;
+        let session = rig.session("containerd", "2.1.9").await;
+        let first = pod("first-100", IPVLAN);
+        session.event(Event::RunPodSandbox, &first, None).await.unwrap();
+        created(&session, &first, "c0").await.unwrap();
+        hand.world().silent = true;
+        let pods: Vec<PodSandbox> =
+            (1..=30).map(|number| pod(&format!("many-{number}"), IPVLAN)).collect();
+        for pod in &pods {
+            session.event(Event::RunPodSandbox, pod, None).await.unwrap();
+        }
+        until("several ask at once", || hand.world().asking == 8).await;
+        // Its network is read on a thread too.
+        let plain = pod("plain-200", &[("devices.rdma-ctk.io", "mlx5_0")]);
+        session.event(Event::RunPodSandbox, &plain, None).await.unwrap();
+        let answer = created(&session, &plain, "c1").await.unwrap();
+        assert_eq!(uverbs(answer.adjust.as_ref()).len(), 1);
+        session.event(Event::StopPodSandbox, &first, None).await.unwrap();
+        until("it ends", || names(&hand, 100).is_empty()).await;
+        assert_eq!(hand.world().asking, 8);
+        hand.world().silent = false;
+        for pod in &pods {
+            created(&session, pod, &format!("c-{}", pod.name)).await.unwrap();
+        }
+    });
+}
+
+#[tokio::test]
+async fn an_address_for_an_adapter_that_is_not_given_is_refused() {
+    let hand = Hand::default();
+    let rig = rig(&hand).await;
+    let session = rig.session("containerd", "2.1.9").await;
+    let asks = [
+        ("devices.rdma-ctk.io", "mlx5_0"),
+        ("netns.rdma-ctk.io", "ipvlan"),
+        ("address.rdma-ctk.io", "mlx5_0=10.1.0.65/24,mlx5_1=10.1.0.66/24"),
+    ];
+    let pod = pod("train-1", &asks);
+    session.event(Event::RunPodSandbox, &pod, None).await.unwrap();
+    let refused = created(&session, &pod, "c1").await.unwrap_err();
+    assert!(
+        refused.contains("10.1.0.66/24 is for mlx5_1, which the pod is not given"),
+        "{refused}"
+    );
+    assert!(names(&hand, 1).is_empty());
+}
+
+#[tokio::test]
+async fn annotations_that_name_more_containers_than_a_pod_has_are_refused() {
+    let hand = Hand::default();
+    let rig = rig(&hand).await;
+    let session = rig.session("containerd", "2.1.9").await;
+    let keys: Vec<String> =
+        (0..400).map(|number| format!("devices.rdma-ctk.io/container.c{number}")).collect();
+    let many = keys.iter().map(|key| (key.as_str(), "mlx5_0"));
+    let asks: Vec<(&str, &str)> = IPVLAN.iter().copied().chain(many).collect();
+    let pod = pod("train-1", &asks);
+    session.event(Event::RunPodSandbox, &pod, None).await.unwrap();
+    let refused = created(&session, &pod, "c1").await.unwrap_err();
+    assert!(refused.contains("name 400 containers"), "{refused}");
+    assert!(names(&hand, 1).is_empty());
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ fn rails() -> Node {
 fn policy() -> Policy {
     let mut policy = Policy::default();
     policy.default.netns.extend([NetnsRequest::Ipvlan, NetnsRequest::Macvlan]);
+    policy.default.keys.insert(Key::Address);
     policy
 }
 
@@ -252,6 +253,14 @@ fn without_an_address_it_is_said_where_one_would_come_from() {
         &grant,
         "mlx5_0: rdma0 has no address yet, as was asked for (address.rdma-ctk.io: none)",
     );
+    let fixed = |hca: &str, address: &str| FixedAddress {
+        hca: Some(hca.to_owned()),
+        address: address.parse().unwrap(),
+    };
+    let both = vec![fixed("mlx5_0", "10.1.0.7/24"), fixed("mlx5_1", "10.2.0.7/24")];
+    request.address = AddressRequest::Fixed(both);
+    let Outcome::Granted(grant) = decided(&request, &view, Some(&made)) else { panic!() };
+    warned(&grant, "10.2.0.7/24 is for mlx5_1, which this container is not given");
 }
 
 #[test]

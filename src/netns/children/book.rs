@@ -1,43 +1,41 @@
-//! All sub-interfaces of a node's pods, and what becomes of them: one hand that makes and ends them,
-//! a pod at a time.
+//! All sub-interfaces of a node's pods, and what becomes of them.
+//!
+//! They are made beside the book ([`Work`]), for several pods at once: asking for addresses takes
+//! longer than all the rest. The book knows from the beginning what is being made, and leaves it alone
+//! until whoever makes it is done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
-use super::{Child, Entry, Ground, Inside, Journal, State, Unmade};
-use crate::inventory::Prefix;
-use crate::netns::addresses::{self, Lease, Prober, Wish};
+use super::making::Work;
+use super::{Child, Entry, Ground, Journal, State};
+use crate::netns::addresses::{Lease, Prober, Wish};
 use crate::netns::links::Place;
 use crate::policy::Pools;
 
-/// How often a name is looked for that nobody takes meanwhile.
-const NAMES: usize = 8;
-
 /// Who gives addresses. The node's own is [`super::node::Node`].
-pub trait Leasing: Send {
+pub trait Leasing: Send + Sync {
     /// Addresses for these wishes that nobody answers for, an answer for each in their order; the
     /// same again where they were given before. Where one gets none, those of others stand all the
     /// same.
     ///
     /// # Errors
     /// There is none, as a sentence without its end.
-    fn take(
-        &mut self,
-        wishes: &[(Wish, Pools)],
-        prober: &mut dyn Prober,
-    ) -> Vec<Result<Lease, String>>;
+    fn take(&self, wishes: &[(Wish, Pools)], prober: &mut dyn Prober)
+    -> Vec<Result<Lease, String>>;
 
     /// Takes back what a sandbox was given.
     ///
     /// # Errors
     /// That cannot be written down, likewise.
-    fn release(&mut self, sandbox: &str) -> Result<(), String>;
+    fn release(&self, sandbox: &str) -> Result<(), String>;
 
     /// Takes back what was given to other sandboxes than these.
     ///
     /// # Errors
     /// That cannot be written down, likewise.
-    fn retain(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<(), String>;
+    fn retain(&self, wanted: &dyn Fn(&str) -> bool) -> Result<(), String>;
 }
 
 /// A sub-interface to make, with the address that it is to get.
@@ -51,12 +49,37 @@ pub struct Order {
     pub pools: Pools,
 }
 
+/// What sub-interfaces are made with.
+pub struct Hands {
+    /// The namespaces.
+    pub ground: Box<dyn Ground>,
+    /// Where it is written down.
+    pub journal: Box<dyn Journal>,
+    /// Who gives addresses.
+    pub leases: Box<dyn Leasing>,
+}
+
+impl std::fmt::Debug for Hands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hands").field("ground", &self.ground).finish_non_exhaustive()
+    }
+}
+
 /// The sub-interfaces of all pods.
 pub struct Book {
     entries: BTreeMap<String, Entry>,
-    ground: Box<dyn Ground>,
-    journal: Box<dyn Journal>,
-    leases: Box<dyn Leasing>,
+    /// Sandboxes whose sub-interfaces are being made beside the book.
+    making: BTreeSet<String>,
+    hands: Arc<Hands>,
+}
+
+/// What the journal holds.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Its entries.
+    pub entries: Vec<Entry>,
+    /// Whether all of it could be read. Otherwise there are pods that nobody knows of.
+    pub whole: bool,
 }
 
 impl std::fmt::Debug for Book {
@@ -85,20 +108,16 @@ pub enum Event {
 }
 
 impl Book {
-    /// Takes over what the journal holds, and what cannot be: a sentence each. What was made in
-    /// another boot is gone, and what was not made to the end goes.
-    pub fn new(
-        boot: &str,
-        found: Vec<Entry>,
-        ground: Box<dyn Ground>,
-        mut journal: Box<dyn Journal>,
-        mut leases: Box<dyn Leasing>,
-    ) -> (Self, Vec<String>) {
+    /// Takes over what the journal holds; what cannot be, a sentence each. What was made in another
+    /// boot is gone, and what was not made to the end goes.
+    pub fn new(boot: &str, found: Found, hands: Hands) -> (Self, Vec<String>) {
         let mut entries = BTreeMap::new();
         let mut problems = Vec::new();
-        for mut entry in found {
-            if entry.boot != boot {
-                if let Err(error) = journal.remove(&entry.sandbox) {
+        for mut entry in found.entries {
+            // Nobody knows which boot this is: everything stays.
+            let known = !boot.is_empty() && !entry.boot.is_empty();
+            if known && entry.boot != boot {
+                if let Err(error) = hands.journal.remove(&entry.sandbox) {
                     problems.push(format!("entry of pod {}, of another boot: {error}", entry.pod));
                 }
                 continue;
@@ -108,10 +127,14 @@ impl Book {
             }
             entries.insert(entry.sandbox.clone(), entry);
         }
-        if let Err(why) = leases.retain(&|sandbox| entries.contains_key(sandbox)) {
+        // A pod whose entry cannot be read still has its addresses: until the runtime tells that it
+        // is gone ([`Book::retain`]).
+        if found.whole
+            && let Err(why) = hands.leases.retain(&|sandbox| entries.contains_key(sandbox))
+        {
             problems.push(why);
         }
-        (Self { entries, ground, journal, leases }, problems)
+        (Self { entries, making: BTreeSet::new(), hands: Arc::new(hands) }, problems)
     }
 
     /// The namespace at a path that a runtime gave; `None`: it is the host's own.
@@ -119,7 +142,7 @@ impl Book {
     /// # Errors
     /// There is none, as a sentence without its end.
     pub fn place(&self, path: &Path) -> Result<Option<Place>, String> {
-        self.ground.place(path)
+        self.hands.ground.place(path)
     }
 
     /// All sub-interfaces, each with its pod.
@@ -147,90 +170,45 @@ impl Book {
 
     /// Whether nothing is left to do before something happens.
     pub fn is_quiet(&self) -> bool {
-        self.entries.values().all(|entry| entry.state == State::Made)
+        let made = |entry: &Entry| entry.state == State::Made;
+        self.entries.values().all(|entry| made(entry) || self.making.contains(&entry.sandbox))
     }
 
-    /// Makes a pod's sub-interfaces, all or none.
+    /// Begins to make a pod's sub-interfaces, all or none: what is to be done beside the book, and
+    /// then told to [`Book::finish`]. They count from now on.
     ///
     /// # Errors
-    /// Why not, as a sentence without its end; what had been made goes.
-    pub fn attach(&mut self, mut entry: Entry, orders: Vec<Order>) -> Result<(), String> {
+    /// The pod has some already, as a sentence without its end.
+    pub fn begin(&mut self, mut entry: Entry, orders: Vec<Order>) -> Result<Work, String> {
         if let Some(before) = self.entries.get(&entry.sandbox) {
             let why = before.stuck.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
             return Err(format!("what was made for the pod before goes first{why}"));
         }
         entry.state = State::Making;
+        let planned = orders.iter().map(|order| order.child.clone()).collect();
         let sandbox = entry.sandbox.clone();
-        let done = self.make(&mut entry, orders);
-        self.entries.insert(sandbox.clone(), entry);
-        if done.is_err() {
-            self.end(&sandbox);
-            self.tend();
-        }
-        done
+        self.making.insert(sandbox.clone());
+        self.entries.insert(sandbox, Entry { children: planned, ..entry.clone() });
+        Ok(Work::new(entry, orders, Arc::clone(&self.hands)))
     }
 
-    fn make(&mut self, entry: &mut Entry, orders: Vec<Order>) -> Result<(), String> {
-        let unwritten = |error| format!("the journal cannot be written: {error}");
-        // Before anything is taken or made: whoever comes after a crash has to know whose it is.
-        self.journal.write(entry).map_err(unwritten)?;
-        let (children, wishes): (Vec<Child>, Vec<(Wish, Pools)>) =
-            orders.into_iter().map(|order| (order.child, (order.wish, order.pools))).unzip();
-        let inside = self.ground.enter(&entry.namespace)?;
-        let mut inside = inside.ok_or("the pod's network namespace is gone")?;
-        let mut taken = inside.names()?;
-        for child in children {
-            let place = entry.children.len();
-            entry.children.push(child);
-            let mut tries = 0..NAMES;
-            loop {
-                let child = &mut entry.children[place];
-                child.interface = free_name(&taken);
-                taken.insert(child.interface.clone());
-                // Before it is there, likewise.
-                self.journal.write(entry).map_err(unwritten)?;
-                let child = &mut entry.children[place];
-                match inside.create(child) {
-                    Ok(()) => break,
-                    Err(Unmade::Taken) if tries.next().is_some() => {}
-                    Err(Unmade::Taken) => {
-                        return Err(format!("{}: its names are taken at once", child.hca));
-                    }
-                    Err(Unmade::Refused(why)) => return Err(format!("{}: {why}", child.hca)),
-                }
-            }
+    /// Takes over what was begun, as far as it came.
+    ///
+    /// # Errors
+    /// Why they were not made, or not for long, as a sentence without its end; what had been made
+    /// goes.
+    pub fn finish(&mut self, entry: Entry, made: Result<(), String>) -> Result<(), String> {
+        let sandbox = entry.sandbox.clone();
+        let before = self.entries.insert(sandbox.clone(), entry);
+        let ended = before.is_none_or(|before| before.state == State::Going);
+        let done =
+            if ended { made.and_then(|()| Err("the pod has ended".to_owned())) } else { made };
+        self.making.remove(&sandbox);
+        if done.is_err() {
+            self.end(&sandbox);
+            self.tend_one(&sandbox);
         }
-        // They are asked for from inside, where those on the same adapter hear it too.
-        let leases: Result<Vec<Lease>, String> = {
-            let mut prober = inside.prober(&entry.children);
-            self.leases.take(&wishes, &mut *prober).into_iter().collect()
-        };
-        let leases = leases?;
-        for (child, lease) in entry.children.iter_mut().zip(&leases) {
-            child.addresses.clone_from(&lease.addresses);
-        }
-        self.journal.write(entry).map_err(unwritten)?;
-        for child in &entry.children {
-            for address in &child.addresses {
-                give(&mut *inside, child, *address)?;
-            }
-        }
-        let children: Vec<addresses::Child> = entry
-            .children
-            .iter()
-            .zip(leases)
-            .map(|(child, lease)| addresses::Child {
-                interface: child.interface.clone(),
-                index: child.index.unwrap_or_default(),
-                lease: Lease { interface: Some(child.interface.clone()), ..lease },
-                mtu: child.mtu,
-            })
-            .collect();
-        for setting in addresses::plan(&children) {
-            inside.set(&setting)?;
-        }
-        entry.state = State::Made;
-        self.journal.write(entry).map_err(unwritten)
+        done
     }
 
     /// The sub-interfaces of a sandbox are to go.
@@ -240,22 +218,30 @@ impl Book {
         }
     }
 
-    /// Those of all sandboxes but these are to go.
-    pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
+    /// Those of all sandboxes but these are to go. Returned is what could not be given back, a
+    /// sentence.
+    pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) -> Option<String> {
         for entry in self.entries.values_mut().filter(|entry| !wanted(&entry.sandbox)) {
             entry.state = State::Going;
         }
+        let entries = &self.entries;
+        self.hands.leases.retain(&|held| entries.contains_key(held) || wanted(held)).err()
     }
 
     /// Ends what is to go; what does not is tried again the next time.
     pub fn tend(&mut self) -> Vec<Event> {
         let going = self.entries.values().filter(|entry| entry.state == State::Going);
         let going: Vec<String> = going.map(|entry| entry.sandbox.clone()).collect();
-        going.into_iter().filter_map(|sandbox| self.unmake(&sandbox)).collect()
+        going.into_iter().filter_map(|sandbox| self.tend_one(&sandbox)).collect()
     }
 
-    fn unmake(&mut self, sandbox: &str) -> Option<Event> {
-        let entry = self.entries.get(sandbox)?;
+    /// The same for one sandbox.
+    pub fn tend_one(&mut self, sandbox: &str) -> Option<Event> {
+        let entry = self.entries.get(sandbox).filter(|entry| entry.state == State::Going)?;
+        // Whoever makes them now would go on making.
+        if self.making.contains(sandbox) {
+            return None;
+        }
         let pod = entry.pod.clone();
         let hcas = entry.children.iter().map(|child| child.hca.clone()).collect();
         match self.remove(sandbox) {
@@ -268,7 +254,7 @@ impl Book {
                 let new = entry.stuck.as_ref() != Some(&reason);
                 entry.stuck = Some(reason.clone());
                 // So that it is told who looks at the journal; what matters is there already.
-                if new && self.journal.write(entry).is_err() {
+                if new && self.hands.journal.write(entry).is_err() {
                     return Some(Event::Stuck { pod, reason });
                 }
                 new.then_some(Event::Stuck { pod, reason })
@@ -277,10 +263,16 @@ impl Book {
     }
 
     /// Ends a sandbox's sub-interfaces, and gives their addresses back after that.
-    fn remove(&mut self, sandbox: &str) -> Result<(), String> {
+    fn remove(&self, sandbox: &str) -> Result<(), String> {
         let Some(entry) = self.entries.get(sandbox) else { return Ok(()) };
-        let told = |why| format!("{why}; {}", self.ground.holders(&entry.namespace));
-        if let Some(mut inside) = self.ground.enter(&entry.namespace).map_err(told)? {
+        let Hands { ground, journal, leases } = &*self.hands;
+        let told = |why| format!("{why}; {}", ground.holders(&entry.namespace));
+        let inside = if self.is_anothers(entry) {
+            None
+        } else {
+            ground.enter(&entry.namespace).map_err(told)?
+        };
+        if let Some(mut inside) = inside {
             let mut first = None;
             for child in &entry.children {
                 if let Err(why) = inside.remove(child) {
@@ -289,17 +281,19 @@ impl Book {
             }
             first.map_or(Ok(()), |why| Err(told(why)))?;
         }
-        self.leases.release(sandbox)?;
-        self.journal.remove(sandbox).map_err(|error| format!("the journal stays: {error}"))
+        leases.release(sandbox)?;
+        journal.remove(sandbox).map_err(|error| format!("the journal stays: {error}"))
     }
-}
 
-fn give(inside: &mut dyn Inside, child: &Child, address: Prefix) -> Result<(), String> {
-    inside.give(child, address).map_err(|why| format!("{}: {why}", child.hca))
-}
-
-/// `rdma0`, `rdma1`, …: the first that is not taken.
-fn free_name(taken: &BTreeSet<String>) -> String {
-    let free = (0..=taken.len()).map(|n| format!("rdma{n}")).find(|name| !taken.contains(name));
-    free.unwrap_or_else(|| "rdma0".to_owned())
+    /// Whether the number of that entry's namespace is another pod's by now: the kernel gives the
+    /// number of one that has ended to the next. Only who is still found by its path has it.
+    fn is_anothers(&self, entry: &Entry) -> bool {
+        let same = |other: &Place| {
+            (other.device, other.inode) == (entry.namespace.device, entry.namespace.inode)
+        };
+        let others = self.entries.values().filter(|other| other.sandbox != entry.sandbox);
+        let shared = others.map(|other| &other.namespace).any(same);
+        let found = || self.hands.ground.place(&entry.namespace.path).ok().flatten();
+        shared && !found().as_ref().is_some_and(same)
+    }
 }

@@ -7,6 +7,7 @@
 
 pub mod book;
 pub mod linux;
+pub mod making;
 pub mod node;
 
 use std::collections::BTreeSet;
@@ -144,18 +145,18 @@ pub trait Inside {
 }
 
 /// Where entries are kept. What was written is there after a crash.
-pub trait Journal: Send {
+pub trait Journal: Send + Sync {
     /// Writes an entry in the place of the sandbox's last one.
     ///
     /// # Errors
     /// It is not on disk.
-    fn write(&mut self, entry: &Entry) -> io::Result<()>;
+    fn write(&self, entry: &Entry) -> io::Result<()>;
 
     /// Removes the sandbox's entry; that there is none is no error.
     ///
     /// # Errors
     /// It is still on disk.
-    fn remove(&mut self, sandbox: &str) -> io::Result<()>;
+    fn remove(&self, sandbox: &str) -> io::Result<()>;
 }
 
 mod kind {

@@ -1,6 +1,6 @@
 //! The node's leases, as those take them who make sub-interfaces.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::book::Leasing;
 use crate::netns::addresses::{Lease, Leases, Prober, Problem, Wish, take_all};
@@ -16,14 +16,14 @@ impl Node {
         Self(Mutex::new(leases))
     }
 
-    fn leases(&mut self) -> &mut Leases {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    fn leases(&self) -> MutexGuard<'_, Leases> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Leasing for Node {
     fn take(
-        &mut self,
+        &self,
         wishes: &[(Wish, Pools)],
         prober: &mut dyn Prober,
     ) -> Vec<Result<Lease, String>> {
@@ -31,11 +31,11 @@ impl Leasing for Node {
         answers.into_iter().map(|answer| answer.map_err(|refused| refused.to_string())).collect()
     }
 
-    fn release(&mut self, sandbox: &str) -> Result<(), String> {
+    fn release(&self, sandbox: &str) -> Result<(), String> {
         told(&self.leases().release(sandbox))
     }
 
-    fn retain(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<(), String> {
+    fn retain(&self, wanted: &dyn Fn(&str) -> bool) -> Result<(), String> {
         told(&self.leases().retain(wanted))
     }
 }

@@ -31,6 +31,10 @@ pub struct World {
     pub crashed: bool,
     /// Sub-interfaces that do not go.
     pub sticky: bool,
+    /// Whether nobody on the wire answers, nor says that there is nobody, for now.
+    pub silent: bool,
+    /// How many ask on the wire.
+    pub asking: usize,
 }
 
 impl World {
@@ -148,6 +152,11 @@ impl Inside for Room {
     }
 
     fn prober<'a>(&'a self, _: &'a [Child]) -> Box<dyn Prober + 'a> {
+        self.0.world().asking += 1;
+        while self.0.world().silent {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        self.0.world().asking -= 1;
         Box::new(Foreign(self.0.world().foreign.clone()))
     }
 
@@ -189,14 +198,14 @@ impl Prober for Foreign {
 }
 
 impl Journal for Hand {
-    fn write(&mut self, entry: &Entry) -> io::Result<()> {
+    fn write(&self, entry: &Entry) -> io::Result<()> {
         let mut world = self.world();
         world.spend().map_err(io::Error::other)?;
         world.journal.insert(entry.sandbox.clone(), entry.clone());
         Ok(())
     }
 
-    fn remove(&mut self, sandbox: &str) -> io::Result<()> {
+    fn remove(&self, sandbox: &str) -> io::Result<()> {
         let mut world = self.world();
         world.spend().map_err(io::Error::other)?;
         world.journal.remove(sandbox);
@@ -207,21 +216,21 @@ impl Journal for Hand {
 /// Ten addresses, the first free one of which is given.
 impl Leasing for Hand {
     fn take(
-        &mut self,
+        &self,
         wishes: &[(Wish, Pools)],
         prober: &mut dyn Prober,
     ) -> Vec<Result<Lease, String>> {
         wishes.iter().map(|(wish, _)| self.world().take(wish, prober)).collect()
     }
 
-    fn release(&mut self, sandbox: &str) -> Result<(), String> {
+    fn release(&self, sandbox: &str) -> Result<(), String> {
         let mut world = self.world();
         world.spend()?;
         world.leased.remove(sandbox);
         Ok(())
     }
 
-    fn retain(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<(), String> {
+    fn retain(&self, wanted: &dyn Fn(&str) -> bool) -> Result<(), String> {
         self.world().leased.retain(|sandbox, _| wanted(sandbox));
         Ok(())
     }
