@@ -295,19 +295,24 @@ impl Inner {
             *known = now;
             known.values().filter_map(|turned| turned.group).collect()
         };
-        match &claims {
-            Ok(claims) => {
-                for problem in self.agree(claims) {
-                    warn!("{problem}");
-                }
-                groups.extend(claims.groups());
+        let theirs = claims.and_then(|claims| {
+            for problem in self.agree(&claims) {
+                warn!("{problem}");
+            }
+            Ok((claims.groups()?, claims))
+        });
+        // The claims are locked until the switch is set by them.
+        let _claims = match theirs {
+            Ok((theirs, claims)) => {
+                groups.extend(theirs);
+                claims
             }
             // Then it is not known whose the other groups are, and nothing of theirs is dropped.
             Err(problem) => {
                 warn!("SMC-R of running containers cannot be looked after: {problem}");
                 return;
             }
-        }
+        };
         let mptcp = self.turned().values().any(|turned| turned.grant.mptcp);
         match Switch::new(&self.roots, mptcp).keep_only(&groups) {
             Ok(0) if groups.is_empty() => {}

@@ -165,24 +165,58 @@ impl Claims {
     /// Removes a claim; `None`: there was none.
     ///
     /// # Errors
-    /// The name is none, or the file cannot be removed.
+    /// The name is none, or the file cannot be read or removed.
     pub fn take(&self, keeper: Keeper, key: &str) -> Result<Option<Claim>, ClaimError> {
         let path = self.path(keeper, key)?;
-        let claim = read(&path);
+        let claim = read(&path).map_err(|source| ClaimError::File {
+            action: "read",
+            path: path.clone(),
+            source,
+        })?;
         remove(&path)?;
         Ok(claim)
     }
 
-    /// All claims, by keeper and key. What is no claim is no longer there afterwards.
+    /// All claims, by keeper and key, as far as they can be read. What is no claim is no longer there
+    /// afterwards.
     pub fn all(&self) -> Vec<(Keeper, String, Claim)> {
-        let mut all = Vec::new();
-        for file in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+        self.read_all().0
+    }
+
+    /// Control groups that hooks have switched.
+    ///
+    /// # Errors
+    /// A claim cannot be read, so that it is not known whose the other groups are.
+    pub fn groups(&self) -> Result<Vec<Group>, ClaimError> {
+        let (all, unread) = self.read_all();
+        match unread {
+            Some(unread) => Err(unread),
+            None => Ok(all.into_iter().filter_map(|(_, _, claim)| claim.group).collect()),
+        }
+    }
+
+    fn read_all(&self) -> (Vec<(Keeper, String, Claim)>, Option<ClaimError>) {
+        let failed = |path: PathBuf, source| ClaimError::File { action: "read", path, source };
+        let (mut all, mut unread) = (Vec::new(), None);
+        let files = match fs::read_dir(&self.folder) {
+            Ok(files) => files,
+            Err(source) => return (all, Some(failed(self.folder.clone(), source))),
+        };
+        for file in files.flatten() {
             let Some(name) = file.file_name().to_str().map(str::to_owned) else { continue };
             let Some(stem) = name.strip_suffix(".json") else { continue };
             let known = [Keeper::Daemon, Keeper::Hook].into_iter().find_map(|keeper| {
                 Some((keeper, stem.strip_prefix(keeper.word())?.strip_prefix('-')?.to_owned()))
             });
-            match known.zip(read(&file.path())) {
+            let claim = match read(&file.path()) {
+                Ok(claim) => claim,
+                // Too many open files, say: it is a claim all the same.
+                Err(source) => {
+                    unread.get_or_insert_with(|| failed(file.path(), source));
+                    continue;
+                }
+            };
+            match known.zip(claim) {
                 Some(((keeper, key), claim)) if claim.keeper == keeper => {
                     all.push((keeper, key, claim));
                 }
@@ -190,12 +224,7 @@ impl Claims {
             }
         }
         all.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-        all
-    }
-
-    /// Control groups that hooks have switched.
-    pub fn groups(&self) -> Vec<Group> {
-        self.all().into_iter().filter_map(|(_, _, claim)| claim.group).collect()
+        (all, unread)
     }
 
     /// Takes back what containers had that have gone without anybody being called. Returned is what
@@ -247,8 +276,12 @@ impl Claims {
 }
 
 /// `None`: it is not there, or is no claim.
-fn read(path: &Path) -> Option<Claim> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
+fn read(path: &Path) -> io::Result<Option<Claim>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn remove(path: &Path) -> Result<(), ClaimError> {
@@ -308,7 +341,7 @@ mod tests {
                 (Keeper::Hook, "0a-c1".to_owned(), hooks.clone())
             ]
         );
-        assert_eq!(claims.groups(), [group]);
+        assert_eq!(claims.groups().unwrap(), [group]);
         // Somebody claims the name: it is not asked for at all, where there is no SMC to be asked.
         assert_eq!(claims.forget([&"RCTK1".to_owned()]), Vec::<String>::new());
         claims.sweep();
@@ -339,6 +372,12 @@ mod tests {
         fs::write(&path, "{").unwrap();
         assert_eq!(claims.all(), []);
         assert!(!path.exists());
+        // What cannot be read may be one.
+        fs::create_dir(&path).unwrap();
+        assert_eq!(claims.all(), []);
+        let unread = claims.groups().unwrap_err().to_string();
+        assert!(unread.starts_with("cannot read ") && path.exists(), "{unread}");
+        assert!(claims.take(Keeper::Hook, "x").is_err());
         for key in ["", "a/b", "é", &"x".repeat(300)] {
             assert!(claims.take(Keeper::Hook, key).is_err(), "{key}");
         }
