@@ -106,9 +106,10 @@ fn decide(
     let id = id.to_string_lossy().into_owned();
     let bundle = start.folder().to_owned();
     let podman = of_podman(start.id.as_deref().unwrap_or_default());
-    let known = annotation(&value, MARKER).is_some_and(|mark| {
-        ledger.confirms(&podman, mark) || granted_by_daemon(&surroundings.roots, &id, mark)
-    });
+    let mark = annotation(&value, MARKER);
+    let by_podman = mark.is_some_and(|mark| ledger.confirms(&podman, mark));
+    let known =
+        by_podman || mark.is_some_and(|mark| granted_by_daemon(&surroundings.roots, &id, mark));
     let mut earlier = None;
     if !known && let Some(found) = earlier::take_out(&document, &value, &ledger)? {
         earlier = Some(found.text);
@@ -117,8 +118,11 @@ fn decide(
     let candidate = Candidate { document: &value, bundle: &bundle, id: &id, granted_before: known };
     let admission = admit(&surroundings.roots, &policy, &station, &candidate)
         .map_err(|refusal| OciError::Refused { sentence: refusal.sentence })?;
+    // Where the runtime is called without a state folder, the hook's record has the same name.
+    let by_podman = by_podman && key == podman;
     let keeper = Keeper { ledger, key, bundle, document, earlier, reporter };
-    let recorded = keeper.settle(surroundings, value, id, admission)?;
+    let settled = keeper.settle(surroundings, value, id, admission)?;
+    let recorded = if by_podman { Recorded::Yes } else { settled };
     Ok(Done { runtime: Some(runtime), recorded })
 }
 

@@ -63,6 +63,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
         println!("== {}", check.name);
         if check.name == "deny" {
             install("cargo-deny")?;
+            // It looks at the crates of all platforms, of which builds fetch only their own.
+            succeed(&mut cargo(&["fetch", "--locked"]))?;
         }
         if let Err(error) = succeed(&mut cargo(check.cargo)) {
             eprintln!("{error:#}");

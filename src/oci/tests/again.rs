@@ -47,6 +47,27 @@ fn bound(document: &Value) -> Option<String> {
     conf.map(|mount| mount["source"].as_str().unwrap().to_owned())
 }
 
+/// podman's `precreate` hook comes before the wrapper, and calls runc without a state folder.
+#[test]
+fn what_podmans_hook_has_on_record_stays() {
+    let rig = Rig::new("soft-roce");
+    rig.edit(&document("podman-runc")).unwrap();
+    let key = |root: Option<&str>| key(root.map(Path::new), "c1".as_ref());
+    let theirs = ledger(&rig).read(&key(Some("/run/runc"))).unwrap().unwrap();
+    gone::remove(&rig.roots, &ledger(&rig), &key(Some("/run/runc"))).unwrap();
+    ledger(&rig).write(&key(None), &theirs).unwrap();
+    let given = fs::read(rig.config()).unwrap();
+    let bundle = rig.bundle();
+    let create = ["create", "--bundle", bundle.to_str().unwrap(), "c1"];
+    rig.call(&create).unwrap();
+    assert_eq!(ledger(&rig).read(&key(None)).unwrap(), Some(theirs));
+    assert_eq!(fs::read(rig.config()).unwrap(), given);
+    // Of another container by that name nothing stays.
+    fs::write(rig.config(), "{}").unwrap();
+    rig.call(&create).unwrap();
+    assert!(!ledger(&rig).has_record(&key(None)));
+}
+
 #[test]
 fn a_second_start_of_a_bundle_is_as_the_first() {
     let rig = Rig::new("soft-roce");
