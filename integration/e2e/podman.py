@@ -121,8 +121,10 @@ def with_the_wrapper_too_exec_sessions_have_all_of_it(node):
     folder = "/run/rdma-ctk/wrapper/containers"
     with engines.podman("/usr/bin/rdma-ctk-runtime").start(ASKS) as container:
         contains(container.sh(LOOK), "NCCL_IB_HCA==rxe0:1\n", "unlimited\n")
-        equal(len(os.listdir(folder)), 1, "the number of records")
-        contains(command("rdma-ctk", "inspect"), "podman's hooks", "rxe0")
+        records = os.listdir(folder)
+        equal(len(records), 1, "the number of records")
+        _, _, identifier = records[0].removesuffix(".json").partition("-")
+        contains(command("rdma-ctk", "inspect", identifier), "podman's hooks", "rxe0")
     equal(os.listdir(folder), [], "the records that are left")
 
 

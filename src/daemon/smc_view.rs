@@ -295,7 +295,7 @@ fn counters(host: bool, seen: &Seen) -> Counters {
 pub fn methods(facts: &SmcFacts) -> Vec<String> {
     if !facts.loaded {
         return vec![
-            "SMC-R is not available on this kernel (no smc module); load it: modprobe smc smc_diag"
+            "SMC-R is not available on this kernel (no smc module); load it: modprobe -a smc smc_diag"
                 .to_owned(),
         ];
     }

@@ -20,7 +20,7 @@ pub fn available(context: &Context<'_>) -> Result<Vec<Finding>, Unable> {
         return if wanted {
             Ok(vec![Finding::warn(
                 "containers ask for SMC-R, and the module smc is not loaded",
-                "modprobe smc smc_diag (and name both in /etc/modules-load.d); or policy: [smc] \
+                "modprobe -a smc smc_diag (and name both in /etc/modules-load.d); or policy: [smc] \
                  load_module = true",
             )])
         } else {

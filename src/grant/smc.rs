@@ -104,7 +104,7 @@ pub(super) fn add(case: &Case<'_>, grant: &mut Grant, notes: &mut Notes) -> Resu
     })?;
     if !facts.loaded {
         return Err(no("SMC-R is not available on this kernel (no smc module); load it on the \
-                       node: modprobe smc smc_diag"
+                       node: modprobe -a smc smc_diag"
             .to_owned()));
     }
     let method = method(case, facts, notes).map_err(no)?;
