@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use super::gates::{self, NETNS_MODE};
+use super::gates::{self, NETNS_MODE, denied_way};
 use super::words::refuse;
 use super::{Case, Inventory, Notes, Refusal, Sight, exclusive, selection};
 use crate::inventory::{Hca, Home, Interface, LinkLayer, NetnsMode, Node, NodeType, PodView, Role};
 use crate::policy::Policy;
-use crate::request::{AddressRequest, CarrierPath, Devices, Key, NetnsRequest, Request, Selector};
+use crate::request::{AddressRequest, CarrierPath, Devices, Key, NetnsRequest, Request};
 
 /// A sub-interface that some pod has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,13 +91,6 @@ pub fn children(
     };
     let mut notes = Notes::default();
     gates::check(&case, &mut notes)?;
-    if let Some(Devices::Select(selectors)) = &request.devices
-        && selectors.contains(&Selector::Gpu)
-    {
-        let why = "the GPUs of a container are not known yet when its pod gets sub-interfaces; \
-                   name the adapters, or ask for a count";
-        return Err(refuse(request, Key::Devices, why));
-    }
     let hcas = selection::select(&case, &mut notes)?;
     let mut wanted = Vec::new();
     for hca in hcas {
@@ -256,7 +249,7 @@ pub(super) fn gate(case: &Case<'_>, notes: &mut Notes) -> Result<(), String> {
         return Err("sub-interfaces are made by the NRI plugin only".to_owned());
     }
     if !case.allowance.netns.contains(&request.netns) {
-        return Err("policy does not allow this way (allow.netns)".to_owned());
+        return Err(denied_way(case, request.netns));
     }
     if request.devices.as_ref().is_none_or(|devices| *devices == Devices::None) {
         return Err("devices.rdma-ctk.io names no adapter to make a sub-interface of".to_owned());
@@ -272,7 +265,7 @@ pub(super) fn gate(case: &Case<'_>, notes: &mut Notes) -> Result<(), String> {
             NETNS_MODE.replace("netns_mode=0", "netns_mode=1")
         ));
     }
-    Ok(())
+    gates::no_gpus_yet(request, "its pod gets sub-interfaces")
 }
 
 /// Says what the container has of sub-interfaces.
@@ -296,6 +289,13 @@ pub(super) fn remark(case: &Case<'_>, hcas: &[&Hca], notes: &mut Notes) {
                 format!("{}: {name}{} on {}", hca.name, word(request.netns), parent.name),
             ),
             Err(why) => notes.warn("netns", format!("{}: {why}", hca.name)),
+        }
+        if case.children.is_none()
+            && request.address == AddressRequest::Auto
+            && case.policy.links.pools_of(hca).0.is_empty()
+        {
+            let text = format!("{} will have none: no pool of policy is for it", hca.name);
+            notes.warn("address", text + " (links.pools)");
         }
         let Some(made) = made.filter(|made| !made.addressed) else { continue };
         let why = if request.address == AddressRequest::None {

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::gates::{self, NETNS_MODE, denied_way};
-use super::words::{list, refuse};
+use super::words::list;
 use super::{Case, Inventory, Notes, Refusal, Sight, selection};
 use crate::inventory::{Hca, LinkLayer, NetnsMode, Node, PodView, Role};
 use crate::policy::{Policy, matches_any};
-use crate::request::{Devices, Key, NetnsRequest, Request, Selector};
+use crate::request::{Devices, NetnsRequest, Request};
 
 /// Drivers of the kernel that can take their contexts away from programs
 /// (`disassociate_ucontext`), without which a device cannot move.
@@ -77,13 +77,6 @@ pub fn exclusive(
     };
     let mut notes = Notes::default();
     gates::check(&case, &mut notes)?;
-    if let Some(Devices::Select(selectors)) = &request.devices
-        && selectors.contains(&Selector::Gpu)
-    {
-        let why = "the GPUs of a container are not known yet when its adapters move into the pod; \
-                   name the adapters, or ask for a count";
-        return Err(refuse(request, Key::Devices, why));
-    }
     let hcas = selection::select(&case, &mut notes)?;
     Ok(hcas.into_iter().map(|hca| hca.name.clone()).collect())
 }
@@ -190,5 +183,5 @@ pub(super) fn gate(case: &Case<'_>, notes: &mut Notes) -> Result<(), String> {
              {NETNS_MODE}"
         ));
     }
-    Ok(())
+    gates::no_gpus_yet(request, "its adapters move into the pod")
 }

@@ -5,8 +5,8 @@ use super::words::{asked, list, quote, refuse};
 use super::{Case, Notes, Refusal, children, exclusive};
 use crate::policy::{Allowance, Policy, Sandbox};
 use crate::request::{
-    AddressRequest, Can, CarrierPath, Key, NetnsRequest, NodeKind, Pod, Request, Requirement,
-    SmcMethod,
+    AddressRequest, Can, CarrierPath, Devices, Key, NetnsRequest, NodeKind, Pod, Request,
+    Requirement, Selector, SmcMethod,
 };
 
 /// How the mode of RDMA namespaces is changed.
@@ -197,6 +197,18 @@ pub(super) fn denied_way(case: &Case<'_>, way: NetnsRequest) -> String {
         place(case, "netns", |allowance| allowance.netns.contains(&way)),
         list(case.allowance.netns.iter().map(ToString::to_string))
     )
+}
+
+/// That adapters are not to be chosen by GPUs where that is done before there are containers: when
+/// `then`.
+pub(super) fn no_gpus_yet(request: &Request, then: &str) -> Result<(), String> {
+    match &request.devices {
+        Some(Devices::Select(selectors)) if selectors.contains(&Selector::Gpu) => Err(format!(
+            "the GPUs of a container are not known yet when {then}; name the adapters, or ask for a \
+             count"
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn capabilities(case: &Case<'_>) -> Result<(), Refusal> {

@@ -168,7 +168,7 @@ fn who_may_not_or_cannot_is_told_so() {
     let cases: &[(Edit, &str)] = &[
         (
             |_, _, policy| policy.default.netns.clear(),
-            "netns.rdma-ctk.io=ipvlan: policy does not allow this way (allow.netns)",
+            "netns.rdma-ctk.io=ipvlan: policy does not allow this way (config.toml, [default] netns: none)",
         ),
         (
             |request, _, _| request.carrier.path = CarrierPath::Wrapper,
